@@ -1,0 +1,1 @@
+"""The app knows people: text, conversations, pictures. It never imports torch or llama_cpp."""

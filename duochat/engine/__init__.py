@@ -1,0 +1,1 @@
+"""The engine knows token ids and time; it knows neither text nor page."""

@@ -1,0 +1,86 @@
+"""The two lanes as the decoders see them: what a draft model and a target model must do.
+
+Only token ids cross. The drafter proposes candidates with probabilities; the target gives its own sampled token at
+every node of a tree. Each keeps a private KV cache as a memo: both are handed full token sequences, keep the longest
+common prefix, and can be left at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from duochat.engine.sampling import Sampling
+
+if TYPE_CHECKING:
+    from duochat.engine.tree import Node
+
+
+class Cancelled(Exception):
+    """Raised by a lane that was told to stop inside a long call."""
+
+
+def never() -> bool:
+    """The `cancelled` argument of a call that nobody cancels."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The draft's best next tokens at one node, best first; at most `Drafter.candidates` of them.
+
+    probs: softmax of the scores (logits/T, shared noise added when T > 0) over all that passed the cut.
+    """
+
+    tokens: tuple[int, ...]
+    probs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the target says of a tree of n nodes: n + 1 rows, row 0 after the root, row i + 1 after node i."""
+
+    tokens: Sequence[int]  # the target's own token at each row
+    probs: Sequence[float]  # its probability (temperature and filters applied, noise apart), n + 1
+    node_probs: Sequence[float]  # the target's probability of each node's token, n
+    transfer: float = 0.0  # seconds spent bringing the answer to the host
+
+
+class Drafter(Protocol):
+    """A draft model. All calls of one request come from one thread."""
+
+    candidates: int
+
+    def expand(
+        self, context: Sequence[int], nodes: Sequence[Node], sampling: Sampling, cancelled: Callable[[], bool]
+    ) -> tuple[list[Candidates], float]:
+        """Decode the nodes as one batch and return the candidates after each, and the seconds spent choosing them.
+
+        context: all committed token ids; its last one is the tree's root. nodes: distinct; each is the root or hangs
+        below it. What the cache lacks on the way to them is decoded too (the prompt in chunks, asking `cancelled`
+        between and within them). Raises Cancelled; the cache is sound afterwards.
+        """
+        ...
+
+
+class Target(Protocol):
+    """A target model. All calls come from one thread."""
+
+    eos: frozenset[int]
+    context_length: int
+
+    def verify(
+        self,
+        context: Sequence[int],
+        tree: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Answer:
+        """One forward over the uncached tail of `context` and a tree of (token, parent index or -1 for the root).
+
+        A parent stands before its children. The tree's first level follows context[-1] at position len(context).
+        progress(done, total) reports prompt tokens read. Raises Cancelled; the cache is sound afterwards.
+        """
+        ...

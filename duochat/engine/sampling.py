@@ -1,0 +1,73 @@
+"""Sampling as a pure function of (logits, settings, position): argmax(logits/T + Gumbel noise).
+
+The noise is a counter-based hash of (seed, position, token id), the same function in NumPy (draft lane) and torch
+(target lane). So a seed gives one text, whatever was drafted, and the draft can rank its candidates with the
+target's own noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from duochat import DuoChatError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the target chooses a token. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch a filter off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _within("temperature", self.temperature, 0, 100)
+        _within("top_p", self.top_p, 0, 1, open_below=True)
+        _within("min_p", self.min_p, 0, 1)
+        _within("top_k", self.top_k, 0, 2**31 - 1)
+        _within("seed", self.seed, 0, 2**63 - 1)
+
+    @property
+    def filtered(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+def _within(name: str, value: float, low: float, high: float, open_below: bool = False) -> None:
+    if not (low <= value <= high) or (open_below and value == low):
+        bracket = "above" if open_below else "from"
+        raise DuoChatError(f"{name} is {value}: give a number {bracket} {low} to {high}.")
+
+
+_MASK32 = 0xFFFFFFFF
+
+
+def _mix(x: Any) -> Any:
+    """A 32-bit finaliser (xorshift-multiply) on wrapping int32 arrays, alike in NumPy and torch."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * 0x7FEB352D
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * -0x7B935975  # 0x846CA68B as a signed number
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def key(seed: int, position: int) -> int:
+    """The int32 that stands for (seed, position) in the hash."""
+    words = np.array([seed & _MASK32, seed >> 32, position], dtype=np.uint64).astype(np.uint32).view(np.int32)
+    low, high, place = (words[i : i + 1] for i in range(3))
+    return int(_mix(place ^ _mix(high ^ _mix(low)))[0])
+
+
+def uniform(tokens: Any, keys: Any) -> Any:
+    """Numbers in (0, 1), multiples of 2^-24, from int32 token ids and keys that broadcast together."""
+    h = _mix(_mix(tokens) + keys)
+    return ((h >> 9) & 0x7FFFFF) * 2.0**-23 + 2.0**-24
+
+
+def gumbel(seed: int, position: int, tokens: np.ndarray) -> np.ndarray:
+    """Gumbel noise of the given token ids at a position; tokens: any shape, returned in the same shape."""
+    return -np.log(-np.log(uniform(tokens.astype(np.int32), np.int32(key(seed, position)))))

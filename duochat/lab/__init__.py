@@ -1,0 +1,1 @@
+"""The lab measures and makes: benchmark, distillation, cost-faithful targets."""

@@ -23,7 +23,7 @@ class Draft:
     prob: float  # the draft model's probability of the token, among its candidates, shared noise included
     reach: float  # estimated probability, when drafted, that the target arrives at this token
     rank: int  # 1 = the draft's first choice at this place
-    origin: str = "model"  # "model" or "ngram" (found by prompt lookup)
+    origin: str = "model"  # "model", "ngram" (found by prompt lookup) or "both"
 
 
 @dataclass(frozen=True, slots=True)

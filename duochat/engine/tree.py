@@ -1,19 +1,19 @@
 """The draft tree: nodes, candidates, expansion order, selection of a subtree, re-rooting. Pure: no models, no clock.
 
 The tree hangs below the last committed token (the root) and lives over rounds. A node's `reach` is the estimated
-probability that the target arrives at it: the product of the calibrated acceptance of the edges from the root.
+probability that the target arrives at it: the product of the calibrated acceptance of the edges below the root.
+Since an edge is at most 1, the nodes of highest reach always form a connected subtree.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from duochat.engine.lanes import Answer, Candidates
 from duochat.engine.rounds import Draft
-
-Accept = Callable[[str, int, float], float]  # (origin, rank, draft probability) -> probability of acceptance
 
 
 @dataclass(slots=True, eq=False)
@@ -26,12 +26,253 @@ class Node:
     prob: float = 1.0
     rank: int = 0
     origin: str = "model"
-    edge: float = 1.0  # calibrated acceptance given that the parent is reached
+    edge: float = 1.0  # estimated acceptance, given that the parent is reached
     reach: float = 1.0
-    id: int = -1  # set when the node counts as drafted (expanded by the draft or sent to the target)
-    expanded: bool = False
+    id: int = -1  # set when the token counts as drafted
+    expanded: bool = False  # the draft model has decoded it: its children are known
     children: list[Node] = field(default_factory=list)
     slot: object | None = None
 
     def child(self, token: int) -> Node | None:
+        """The child with this token, or None."""
         return next((c for c in self.children if c.token == token), None)
+
+    def below(self, root: Node) -> bool:
+        """Whether the node is `root` or hangs below it."""
+        node: Node | None = self
+        while node is not None and node.position > root.position:
+            node = node.parent
+        return node is root
+
+
+class Acceptance:
+    """How often the target takes a candidate, learned from its verdicts by origin, rank and draft probability.
+
+    A draft's 0.9 is rarely the target's 0.9. Each cell is a Beta estimate: the prior counts as `weight` trials.
+    """
+
+    WEIGHT = 8.0
+    BINS = 12
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[str, int, int], list[float]] = {}
+
+    @staticmethod
+    def prior(origin: str, rank: int, prob: float) -> float:
+        """Before any verdict: a distilled draft is a little overconfident, the more so at low rank."""
+        model = 0.95 * prob if rank == 1 else 0.8 * prob
+        return 0.5 if origin == "ngram" else (1 + model) / 2 if origin == "both" else model
+
+    def _cell(self, origin: str, rank: int, prob: float) -> tuple[str, int, int]:
+        """Bins are even in log-odds: what tells 0.99 from 0.9 matters as much as 0.1 from 0.01."""
+        odds = math.log((prob + 1e-4) / (1 - prob + 1e-4))
+        return origin, min(rank, 4), min(self.BINS - 1, max(0, int((odds + 5) * self.BINS / 10)))
+
+    def __call__(self, origin: str, rank: int, prob: float) -> float:
+        """Estimated probability of acceptance, in (0, 1)."""
+        trials, hits = self._cells.get(self._cell(origin, rank, prob), (0.0, 0.0))
+        return (self.WEIGHT * self.prior(origin, rank, prob) + hits) / (self.WEIGHT + trials)
+
+    def learn(self, node: Node, accepted: bool) -> None:
+        """Count one verdict of the target; old ones fade so that a change of subject is followed."""
+        cell = self._cells.setdefault(self._cell(node.origin, node.rank, node.prob), [0.0, 0.0])
+        if cell[0] >= 400:
+            cell[0], cell[1] = cell[0] / 2, cell[1] / 2
+        cell[0] += 1
+        cell[1] += accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one answer of the target did to the tree."""
+
+    tokens: tuple[int, ...]
+    rows: tuple[int, ...]  # the answer's row that gave each token
+    last: str
+    accepted: tuple[int, ...]
+    rejected: tuple[int, ...]
+    ignored: tuple[int, ...]
+    hit: bool
+
+
+class Tree:
+    """The tree of one request. Not thread-safe: the lanes share a lock."""
+
+    def __init__(
+        self,
+        context: Sequence[int],
+        acceptance: Callable[[str, int, float], float] | None = None,
+        limit: int = 2**31,  # no token may stand at this position or behind
+    ) -> None:
+        self.context, self.limit = list(context), limit
+        self.root = Node(self.context[-1], None, len(self.context) - 1)
+        self.acceptance = acceptance or Acceptance()
+        self.drafted: list[Draft] = []  # since the last `take_drafted`
+        self._open: dict[int, Node] = {}  # drafted and without a fate
+        self._frontier: list[tuple[float, int, Node]] = [(-1.0, 0, self.root)]  # unexpanded, best reach first
+        self._pushed = 0
+        self._ids = 0
+
+    # growing -------------------------------------------------------------------------------------------------
+
+    def frontier(self, n: int) -> list[Node]:
+        """The n unexpanded nodes of highest reach, best first; they stay in the frontier until `grow`."""
+        found: list[tuple[float, int, Node]] = []
+        while self._frontier and len(found) < n:
+            entry = heapq.heappop(self._frontier)
+            if not entry[2].expanded:
+                found.append(entry)
+        for entry in found:
+            heapq.heappush(self._frontier, entry)
+        return [node for _, _, node in found]
+
+    def grow(self, node: Node, candidates: Candidates) -> None:
+        """The draft has decoded `node`: hang its candidates below it. A node that left the tree is only counted."""
+        self.claim(node)
+        node.expanded = True
+        alive = node.below(self.root)
+        for rank, (token, prob) in enumerate(zip(candidates.tokens, candidates.probs, strict=True), 1):
+            child = node.child(token)
+            if child is None:
+                child = Node(token, node, node.position + 1, prob=prob, rank=rank)
+                self._hang(child, alive)
+            else:  # prompt lookup was here first: two sources agree
+                child.prob, child.rank = prob, rank
+                child.origin = "both" if child.origin == "ngram" else child.origin
+
+    def graft(self, tokens: Sequence[int], probs: Sequence[float], origin: str = "ngram") -> None:
+        """Hang a chain of tokens from another source below the root, each with its own chance of acceptance."""
+        node = self.root
+        for token, prob in zip(tokens, probs, strict=True):
+            child = node.child(token)
+            if child is None:
+                child = Node(token, node, node.position + 1, prob=prob, rank=1, origin=origin)
+                self._hang(child)
+            node = child
+
+    def _hang(self, child: Node, alive: bool = True) -> None:
+        """Put a new node below its parent and, when the parent is in the tree, into the frontier."""
+        if child.position >= self.limit:
+            return
+        child.edge = self.acceptance(child.origin, child.rank, child.prob)
+        child.reach = child.parent.reach * child.edge
+        child.parent.children.append(child)
+        if alive:
+            self._push(child)
+
+    def claim(self, node: Node) -> None:
+        """Count a token as drafted: it was decoded by the draft, or is sent to the target. The root is not drafted."""
+        if node.id >= 0 or node.rank == 0:
+            return
+        node.id = self._ids
+        self._ids += 1
+        self._open[node.id] = node
+        parent = node.parent.id if node.parent is not None else -1
+        self.drafted.append(
+            Draft(node.id, parent, node.position, node.token, node.prob, min(1.0, node.reach), node.rank, node.origin)
+        )
+
+    def take_drafted(self) -> tuple[Draft, ...]:
+        """The tokens drafted since the last call."""
+        drafted, self.drafted = tuple(self.drafted), []
+        return drafted
+
+    def _push(self, node: Node) -> None:
+        self._pushed += 1
+        heapq.heappush(self._frontier, (-node.reach, self._pushed, node))
+
+    # verifying -----------------------------------------------------------------------------------------------
+
+    def best(self, n: int) -> list[Node]:
+        """The n nodes of highest reach below the root, best first: a parent always stands before its children."""
+        chosen: list[Node] = []
+        heap = [(-c.reach, i, c) for i, c in enumerate(self.root.children)]
+        heapq.heapify(heap)
+        pushed = len(heap)
+        while heap and len(chosen) < n:
+            node = heapq.heappop(heap)[2]
+            chosen.append(node)
+            for child in node.children:
+                pushed += 1
+                heapq.heappush(heap, (-child.reach, pushed, child))
+        return chosen
+
+    def advance(
+        self, pending: Sequence[Node], answer: Answer, keep: Callable[[tuple[int, ...]], int | None]
+    ) -> Outcome:
+        """Walk down `pending` with the target's own tokens, commit them, and re-root at the last.
+
+        keep: given the tokens, how many of them to commit when the answer ends here, or None for all.
+        """
+        path, rows = self._walk(pending, answer)
+        tokens = tuple(answer.tokens[row] for row in rows)
+        kept = keep(tokens)
+        self._learn(path, tokens)
+        if kept is not None and kept < len(tokens):
+            path, rows, tokens = path[: kept + 1], rows[:kept], tokens[:kept]
+        return self._commit(path, tuple(rows), tokens)
+
+    def _walk(self, pending: Sequence[Node], answer: Answer) -> tuple[list[Node], list[int]]:
+        """The nodes from the root to the outcome (the node of the last token), and the row that gave each token."""
+        row_of = {id(node): i + 1 for i, node in enumerate(pending)}
+        path, rows = [self.root], [0]
+        while True:
+            node, token = path[-1], answer.tokens[rows[-1]]
+            child = node.child(token)
+            path.append(child or Node(token, node, node.position + 1))
+            row = row_of.get(id(child))
+            if row is None:
+                return path, rows
+            rows.append(row)
+
+    def _learn(self, path: Sequence[Node], tokens: Sequence[int]) -> None:
+        learn = getattr(self.acceptance, "learn", None)
+        for node, token in zip(path, tokens, strict=False) if learn else ():
+            for child in node.children:
+                learn(child, child.token == token)
+
+    def _commit(self, path: list[Node], rows: tuple[int, ...], tokens: tuple[int, ...]) -> Outcome:
+        accepted = tuple(node.id for node in path[1:] if node.id >= 0)
+        tested = tuple(c.id for c in path[-2].children if c.id >= 0) if tokens else ()
+        hit = path[-1].id >= 0
+        rejected = () if hit else tested
+        last = "accepted" if hit and tokens else "correction" if rejected else "bonus" if accepted else "plain"
+        for fate in (*accepted, *rejected):
+            self._open.pop(fate, None)
+        for node in path[:-1]:  # committed: what else hung here is dead
+            node.children = []
+        self.context.extend(tokens)
+        self.root = path[-1]
+        self.root.rank = 0
+        return Outcome(tokens, rows, last, accepted, rejected, self._reroot(), self.root.expanded)
+
+    def _reroot(self) -> tuple[int, ...]:
+        """Rescale what lives below the new root and rebuild the frontier; return the ids of the drafted that died."""
+        self.root.reach = 1.0
+        self._frontier = []
+        alive, stack = set(), [self.root]
+        while stack:
+            node = stack.pop()
+            alive.add(node.id)
+            if not node.expanded:
+                self._push(node)
+            for child in node.children:
+                child.reach = node.reach * child.edge
+                stack.append(child)
+        dead = tuple(i for i in self._open if i not in alive)
+        for i in dead:
+            del self._open[i]
+        return dead
+
+    def close(self) -> tuple[int, ...]:
+        """The request ends: the ids of the drafted tokens still without a fate, which are now ignored."""
+        left, self._open = tuple(self._open), {}
+        return left
+
+    def __iter__(self) -> Iterator[Node]:
+        """All nodes from the root down, parents first."""
+        stack = [self.root]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children)

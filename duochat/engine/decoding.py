@@ -1,0 +1,230 @@
+"""The decoding loop: two lanes, one draft tree, a stream of rounds.
+
+The CPU lane drafts without pause in a thread that lives as long as the request; the loop verifies on the GPU lane
+and re-roots the tree. The decoders differ only in their schedule. Whatever is drafted, the tokens are the target's
+own: the same for every decoder and seed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from time import perf_counter
+from typing import Any
+
+from duochat.engine.budget import Costs
+from duochat.engine.lanes import Answer, Cancelled, Drafter, Target, never
+from duochat.engine.rounds import Batch, Round
+from duochat.engine.sampling import Sampling
+from duochat.engine.schedules import DECODERS, Schedule
+from duochat.engine.tree import Acceptance, Node, Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked of a decoder. `keep`, the stop rule, is given the tokens about to be emitted and answers how many
+    of them to keep when the answer ends there, or None. draft_budget: fixed γ instead of the computed one."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 512
+    decoder: str = "duotree"
+    draft_budget: int | None = None
+    keep: Callable[[tuple[int, ...]], int | None] | None = None
+
+
+class DraftLane(threading.Thread):
+    """The CPU lane: asks the schedule what to draft next, decodes it, hangs the candidates into the tree."""
+
+    def __init__(self, tree: Tree, drafter: Drafter | None, schedule: Schedule, sampling: Sampling) -> None:
+        super().__init__(daemon=True, name="draft lane")
+        self.tree, self.drafter, self.schedule, self.sampling = tree, drafter, schedule, sampling
+        self.began = perf_counter()
+        self.changed = threading.Condition()
+        self.batches: list[Batch] = []
+        self.verifying = self.joined = self.closed = False
+        self.fault = ""
+
+    def __enter__(self) -> DraftLane:
+        if self.drafter is not None and self.schedule.drafts:
+            self.start()
+        else:
+            self.fault = "off"
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        if self.is_alive():
+            self.join()
+
+    def run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                self._draft(*work)
+            except Cancelled:
+                continue
+            except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
+                self.fault = f"paused: the draft failed ({fault or type(fault).__name__})"
+                break
+        with self.changed:
+            self.changed.notify_all()
+
+    def _next(self) -> tuple[list[Node], list[int]] | None:
+        with self.changed:
+            while not self.closed:
+                if nodes := self.schedule.frontier(self.tree, self.verifying):
+                    return nodes, list(self.tree.context)
+                self.changed.wait()
+        return None
+
+    def _draft(self, nodes: list[Node], context: Sequence[int]) -> None:
+        started = self.clock()
+        candidates, choosing = self.drafter.expand(context, nodes, self.sampling, lambda: self.closed)
+        ended = self.clock()
+        with self.changed:
+            for node, found in zip(nodes, candidates, strict=True):
+                self.tree.grow(node, found)
+            self.batches.append(Batch(started, ended, len(nodes), choosing))
+            if self.joined:  # the first call reads the prompt: no measure of a batch
+                self.schedule.costs.draft.observe(len(nodes), ended - started)
+            self.joined = True
+            self.changed.notify_all()
+
+    def clock(self) -> float:
+        """Seconds since the request began."""
+        return perf_counter() - self.began
+
+    @property
+    def state(self) -> str:
+        """The `speculation` field of a round."""
+        if self.fault or self.schedule.reason:
+            return self.fault or self.schedule.reason
+        return "on" if self.joined else "warming: the draft reads the prompt"
+
+    def choose(self, cancelled: Callable[[], bool]) -> tuple[list[Node], float]:
+        """What the target verifies now, and the seconds spent waiting for it because that pays."""
+        asked = self.clock()
+        with self.changed:
+            self._wait_while(self.schedule.patient, cancelled)
+            pending = self.schedule.pending(self.tree)
+            for node in pending:
+                self.tree.claim(node)
+            self.verifying = True
+            self.changed.notify_all()
+        return pending, self.clock() - asked
+
+    def commit(self, pending: Sequence[Node], answer: Answer, stop: StopRule, cancelled: Callable[[], bool]) -> Round:
+        """Walk down the tree with the target's tokens, re-root it, and record what happened since the last round."""
+        with self.changed:
+            self._wait_while(self.schedule.settling, cancelled)
+            position = len(self.tree.context)
+            outcome = self.tree.advance(pending, answer, stop)
+            self.verifying = False
+            if stop.finish is None:
+                self.schedule.graft(self.tree)
+            self.changed.notify_all()
+            return Round(
+                index=0,
+                position=position,
+                started=0.0,
+                ended=0.0,
+                tokens=outcome.tokens,
+                last=outcome.last,
+                pending=tuple(n.id for n in pending),
+                accepted=outcome.accepted,
+                rejected=outcome.rejected,
+                token_probs=tuple(answer.probs[row] for row in outcome.rows),
+                pending_probs=tuple(answer.node_probs),
+                transfer=answer.transfer,
+                budget=self.schedule.costs.budget if self.schedule.drafts else 0.0,
+                speculation=self.state,
+                hit=outcome.hit if self.schedule.drafts else None,
+                **self._since(outcome.ignored, stop.finish),
+            )
+
+    def last_round(self) -> Round:
+        """The empty round that ends a cancelled request."""
+        with self.changed:
+            now, position = self.clock(), len(self.tree.context)
+            rest = self._since((), "cancelled")
+            return Round(0, position, now, now, (), "plain", speculation=self.state, **rest)
+
+    def _since(self, ignored: tuple[int, ...], finish: str | None) -> dict[str, Any]:
+        """What was drafted since the last round; at the end nothing stays without a fate."""
+        batches, self.batches = tuple(self.batches), []
+        ignored += self.tree.close() if finish else ()
+        return {"drafted": self.tree.take_drafted(), "batches": batches, "ignored": ignored, "finish": finish}
+
+    def _wait_while(self, question: Callable[[Tree], bool], cancelled: Callable[[], bool]) -> None:
+        """Sleep until the schedule's question is answered no, or the draft has failed. Never for the draft's prompt."""
+        while not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree):
+            if cancelled():
+                raise Cancelled
+            self.changed.wait(0.05)
+
+
+class StopRule:
+    """Ends an answer at the first EOS, stop of the request, or limit; called once a round with the tokens to emit."""
+
+    def __init__(self, request: Request, target: Target, position: int) -> None:
+        self.eos, self.keep = target.eos, request.keep
+        self.left = min(request.max_tokens, target.context_length - position)
+        self.finish: str | None = None
+
+    def __call__(self, tokens: tuple[int, ...]) -> int | None:
+        """How many of the tokens to keep when the answer ends here, else None."""
+        allowed = tokens[: self.left]
+        end = next((i + 1 for i, token in enumerate(allowed) if token in self.eos), None)
+        allowed = allowed[:end]
+        kept = self.keep(allowed) if self.keep else None
+        if end is not None or kept is not None:
+            self.finish = "stop"
+        elif len(allowed) == self.left:
+            self.finish = "length"
+        self.left -= len(allowed)
+        return (len(allowed) if kept is None else kept) if self.finish else None
+
+
+def decode(
+    context: Sequence[int],
+    request: Request,
+    target: Target,
+    drafter: Drafter | None,
+    costs: Costs,
+    acceptance: Acceptance | None = None,
+    cancelled: Callable[[], bool] = never,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Round]:
+    """Continue `context` (token ids, not empty) and yield a Round for each target forward.
+
+    Close the generator to stop early; the caches of both lanes stay sound. The last round has its `finish` set; that
+    of a cancelled request is empty.
+    """
+    stop = StopRule(request, target, len(context))
+    tree = Tree(context, acceptance, limit=len(context) + stop.left)
+    schedule = DECODERS[request.decoder](costs, request.draft_budget)
+    with DraftLane(tree, drafter, schedule, request.sampling) as lane:
+        for index in count():
+            try:
+                pending, waited = lane.choose(cancelled)
+                started = lane.clock()
+                answer = target.verify(tree.context, rows(pending), request.sampling, cancelled, progress)
+                ended = lane.clock()
+                done = lane.commit(pending, answer, stop, cancelled)
+                phase = "decode" if index else "prefill"
+                done = replace(done, index=index, started=started, ended=ended, waited=waited, phase=phase)
+            except Cancelled:
+                done = replace(lane.last_round(), index=index)
+            schedule.observe(done)
+            yield done
+            if done.finish:
+                return
+
+
+def rows(pending: Sequence[Node]) -> list[tuple[int, int]]:
+    """The subtree as the target takes it: (token, index of the parent or -1) for each node, parents first."""
+    place = {id(node): i for i, node in enumerate(pending)}
+    return [(node.token, place.get(id(node.parent), -1)) for node in pending]

@@ -1,0 +1,181 @@
+"""Every decoder gives exactly the tokens of plain decoding, whatever is drafted, and its records add up."""
+
+import random
+
+import pytest
+from fakes import EOS, FakeDrafter, FakeTarget, costs
+
+from duochat.engine.decoding import DECODERS, Request, decode
+from duochat.engine.rounds import Round, total
+from duochat.engine.sampling import Sampling
+
+PROMPT = [5, 9, 12, 3]
+KINDS = ["perfect", "wrong", "random", "noisy"]
+
+
+def run(decoder, drafter=None, sampling=None, target=None, prompt=PROMPT, **kwargs):
+    request = Request(sampling or Sampling(), max_tokens=kwargs.pop("max_tokens", 60), decoder=decoder, **kwargs)
+    return list(decode(prompt, request, target or FakeTarget(), drafter, costs()))
+
+
+def tokens(rounds):
+    return [t for r in rounds for t in r.tokens]
+
+
+def check_identities(rounds):
+    stats = total(rounds)
+    assert stats.drafted == stats.accepted + stats.rejected + stats.ignored
+    drafted = {d.id: d for r in rounds for d in r.drafted}
+    fates = [i for r in rounds for i in (*r.accepted, *r.rejected, *r.ignored)]
+    assert sorted(fates) == sorted(drafted)
+    for r in rounds:
+        emitted = dict(enumerate(r.tokens, r.position))
+        assert all(emitted[drafted[i].position] == drafted[i].token for i in r.accepted)
+        assert all(emitted.get(drafted[i].position) != drafted[i].token for i in r.rejected)
+        assert len(r.tokens) - (r.last != "accepted" and bool(r.tokens)) == len(r.accepted)
+        assert Round.from_json(r.to_json()) == r
+    assert [r.finish is None for r in rounds] == [True] * (len(rounds) - 1) + [False]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_same_tokens_as_plain_decoding(decoder, kind, temperature):
+    for seed in range(5):
+        sampling = Sampling(temperature=temperature, seed=seed)
+        prompt = [*PROMPT, seed + 1]
+        plain = run("autoregressive", sampling=sampling, prompt=prompt)
+        rounds = run(decoder, FakeDrafter(kind, seed), sampling, prompt=prompt)
+        assert tokens(rounds) == tokens(plain)
+        check_identities(rounds)
+
+
+@pytest.mark.parametrize("decoder", ["speculative", "duodecoding", "duotree"])
+def test_random_timing(decoder):
+    """A thousand schedules in all: delays in both lanes move who is early, never what is said."""
+    plain = tokens(run("autoregressive", max_tokens=40))
+    for seed in range(333):
+        rng = random.Random(seed)
+        delay = lambda rng=rng: rng.random() ** 4 * 1e-3  # noqa: E731
+        kind = KINDS[seed % len(KINDS)]
+        rounds = run(decoder, FakeDrafter(kind, seed, delay), target=FakeTarget(delay=delay), max_tokens=40)
+        assert tokens(rounds) == plain
+        check_identities(rounds)
+
+
+@pytest.mark.parametrize("decoder", ["speculative", "duodecoding", "duotree"])
+def test_a_broken_draft_is_named_and_does_not_stop_the_answer(decoder):
+    for fail_at in (1, 2, 5):
+        rounds = run(
+            decoder, FakeDrafter("perfect", fail_at=fail_at, delay=lambda: 1e-3), target=FakeTarget(delay=lambda: 2e-3)
+        )
+        assert tokens(rounds) == tokens(run("autoregressive"))
+        assert "the fake draft broke" in rounds[-1].speculation
+        check_identities(rounds)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_eos_inside_a_block_ends_the_answer(decoder):
+    """Nothing after the first EOS is emitted or counted, though the draft went on behind it."""
+    endless = tokens(run("autoregressive", target=FakeTarget(eos=())))
+    at = 17
+    stop = endless[at]
+    first = endless.index(stop)
+    rounds = run(
+        decoder, FakeDrafter("perfect", delay=lambda: 1e-4), target=FakeTarget(eos=(stop,), delay=lambda: 1e-3)
+    )
+    assert tokens(rounds) == endless[: first + 1]
+    assert rounds[-1].finish == "stop"
+    check_identities(rounds)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 33])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_max_tokens_is_exact(decoder, max_tokens):
+    target = FakeTarget(eos=(), delay=lambda: 1e-3)
+    rounds = run(decoder, FakeDrafter("perfect"), target=target, max_tokens=max_tokens)
+    assert len(tokens(rounds)) == max_tokens
+    assert rounds[-1].finish == "length"
+    check_identities(rounds)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_context_end(decoder):
+    """The context length is never passed, not even by a drafted token."""
+    target = FakeTarget(eos=(), context_length=20, delay=lambda: 1e-3)
+    rounds = run(decoder, FakeDrafter("perfect"), target=target, max_tokens=100)
+    assert len(tokens(rounds)) == 20 - len(PROMPT)
+    assert all(d.position < 20 for r in rounds for d in r.drafted)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_stop_rule_of_the_request(decoder, kept):
+    """A stop string may end inside a block, and may take back the token that completed it."""
+    plain = tokens(run("autoregressive"))
+    seen = []
+
+    def keep(new):
+        for i, token in enumerate(new):
+            seen.append(token)
+            if len(seen) == 12:
+                return i + kept
+        return None
+
+    rounds = run(decoder, FakeDrafter("perfect"), keep=keep, target=FakeTarget(delay=lambda: 1e-3))
+    assert tokens(rounds) == plain[: 11 + kept]
+    assert rounds[-1].finish == "stop"
+    check_identities(rounds)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_early_close_and_cancel(decoder):
+    """Leaving the generator stops the draft thread; a cancelled request ends with an empty round."""
+    drafter = FakeDrafter("perfect")
+    request = Request(decoder=decoder, max_tokens=50)
+    rounds = decode(PROMPT, request, FakeTarget(), drafter, costs())
+    next(rounds)
+    rounds.close()
+    calls = drafter.calls
+    flag = []
+    rest = []
+    for r in decode(PROMPT, request, FakeTarget(eos=()), drafter, costs(), cancelled=lambda: bool(flag)):
+        rest.append(r)
+        flag.extend([1] * (len(rest) == 3))
+    assert drafter.calls >= calls
+    assert rest[-1].finish == "cancelled"
+    assert rest[-1].tokens == ()
+    check_identities(rest)
+
+
+@pytest.mark.parametrize(("decoder", "least"), [("speculative", 2.0), ("duodecoding", 2.0), ("duotree", 3.0)])
+def test_a_perfect_draft_makes_long_rounds(decoder, least):
+    target = FakeTarget(eos=(), delay=lambda: 8e-3)
+    rounds = run(decoder, FakeDrafter("perfect", delay=lambda: 5e-4), target=target)
+    stats = total(rounds)
+    assert stats.mean_accepted_length >= least
+    assert stats.acceptance_rate > 0.9
+
+
+def test_a_long_prompt_of_the_draft_does_not_delay_the_target():
+    """The draft reads its prompt for 200 ms; plain tokens flow meanwhile and drafting joins later."""
+    drafter = FakeDrafter("perfect")
+    drafter.delay = lambda: 0.2 if drafter.calls == 1 else 5e-4
+    rounds = run("duotree", drafter, target=FakeTarget(eos=(), delay=lambda: 4e-3), max_tokens=120)
+    assert rounds[0].ended < 0.05
+    assert rounds[0].speculation.startswith("warming")
+    assert rounds[-1].speculation == "on"
+
+
+def test_a_hopeless_draft_is_paused_with_its_reason():
+    rounds = run(
+        "duotree",
+        FakeDrafter("wrong", delay=lambda: 1e-3),
+        target=FakeTarget(eos=(), delay=lambda: 8e-3),
+        max_tokens=90,
+    )
+    paused = [r for r in rounds if r.speculation.startswith("paused")]
+    assert paused
+    assert all("of plain decoding" in r.speculation for r in paused)
+    assert all(not r.pending for r in paused)
+    assert EOS not in tokens(rounds)

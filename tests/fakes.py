@@ -91,6 +91,9 @@ class FakeDrafter:
             raise Cancelled
         return [self._one(path_of(context, node), sampling) for node in nodes], 0.0
 
+    def interrupt(self):
+        pass
+
     def _one(self, path, sampling):
         right, _, scores = choose(logits(path), sampling, len(path))
         order = [int(t) for t in np.argsort(-scores)]

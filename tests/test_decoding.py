@@ -50,6 +50,7 @@ def test_same_tokens_as_plain_decoding(decoder, kind, temperature):
         check_identities(rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["speculative", "duodecoding", "duotree"])
 def test_random_timing(decoder):
     """A thousand schedules in all: delays in both lanes move who is early, never what is said."""

@@ -5,9 +5,12 @@ Curves are measured once per hardware and model, scaled by live timings, and mea
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
 
 
 @dataclass(slots=True)
@@ -48,14 +51,19 @@ class Costs:
     draft: Curve
     plain: float = 0.0
     threads: int = 1
-    widths: tuple[int, ...] = field(default=(1, 2, 4, 8, 16, 32, 64))
+    sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
 
     def __post_init__(self) -> None:
         self.plain = self.plain or self.target.measured(1)
 
     @classmethod
-    def of(cls, target: Mapping[int, float], draft: Mapping[int, float], threads: int = 1) -> Costs:
-        return cls(Curve(dict(target)), Curve(dict(draft)), threads=threads, widths=tuple(sorted(target)))
+    def of(cls, target: Mapping[int, float], draft: Mapping[int, float]) -> Costs:
+        return cls(Curve(dict(target)), Curve(dict(draft)))
+
+    @property
+    def widest(self) -> int:
+        """The widest forward that was measured."""
+        return max(self.target.seconds)
 
     @property
     def budget(self) -> float:
@@ -74,3 +82,66 @@ class Costs:
             return (1 - a ** (n + 1)) / (1 - a) / (n * self.draft(1) + self.target(n + 1))
 
         return max(range(1, most + 1), key=rate)
+
+    @property
+    def drifted(self) -> bool:
+        """Whether live timings left the calibration by more than a quarter."""
+        return any(not 0.75 <= curve.scale <= 1.25 for curve in (self.target, self.draft))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; `from_dict` is its inverse, live scales apart."""
+        return {
+            "target": {str(k): v for k, v in self.target.seconds.items()},
+            "draft": {str(k): v for k, v in self.draft.seconds.items()},
+            "sweep": {str(k): v for k, v in self.sweep.items()},
+            "threads": self.threads,
+            "plain": self.plain,
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
+        target, draft, sweep = (
+            {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
+        )
+        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep)
+
+
+class MeasuredTarget(Protocol):
+    """What `measure` asks of a target: median seconds of a forward by width, at a context of so many tokens."""
+
+    def measure(self, widths: Iterable[int], context: int) -> dict[int, float]: ...
+
+
+class MeasuredDraft(Protocol):
+    """What `measure` asks of a draft: median seconds of a batch by its size, with so many threads."""
+
+    def measure(self, sizes: Iterable[int], threads: int) -> dict[int, float]: ...
+
+    def set_threads(self, threads: int) -> None: ...
+
+
+def available_cores() -> int:
+    """Cores that this process may use: its affinity, cut by the control group's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.exists():
+        limit, period = quota.read_text().split()
+        if limit != "max":
+            cores = min(cores, max(1, int(limit) // int(period)))
+    return max(1, cores)
+
+
+def thread_counts(cores: int) -> list[int]:
+    """The numbers of draft threads worth a try; one core is left to the target's host thread."""
+    return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, cores - 1)]
+
+
+def measure(
+    target: MeasuredTarget, draft: MeasuredDraft, widths: Iterable[int], cores: int, threads: int | None = None
+) -> Costs:
+    """Measure both curves (each device alone), and the number of draft threads that is fastest for one token."""
+    sweep = {n: draft.measure((1,), n)[1] for n in ([threads] if threads else thread_counts(cores))}
+    best = min(sweep, key=lambda n: sweep[n])
+    batches = draft.measure((1, 2, 4, 8), best)
+    draft.set_threads(best)
+    return Costs(Curve(target.measure(widths, 256)), Curve(batches), threads=best, sweep=sweep)

@@ -43,6 +43,7 @@ class DraftLane(threading.Thread):
         self.began = perf_counter()
         self.changed = threading.Condition()
         self.batches: list[Batch] = []
+        self.in_flight: list[Node] = []  # what the draft decodes just now
         self.verifying = self.joined = self.closed = False
         self.fault = ""
 
@@ -56,6 +57,7 @@ class DraftLane(threading.Thread):
     def __exit__(self, *exc: object) -> None:
         with self.changed:
             self.closed = True
+            self._drop_in_flight()
             self.changed.notify_all()
         if self.is_alive():
             self.join()
@@ -75,14 +77,15 @@ class DraftLane(threading.Thread):
     def _next(self) -> tuple[list[Node], list[int]] | None:
         with self.changed:
             while not self.closed:
-                if nodes := self.schedule.frontier(self.tree, self.verifying):
-                    return nodes, list(self.tree.context)
+                self.in_flight = self.schedule.frontier(self.tree, self.verifying)
+                if self.in_flight:
+                    return self.in_flight, list(self.tree.context)
                 self.changed.wait()
         return None
 
     def _draft(self, nodes: list[Node], context: Sequence[int]) -> None:
         started = self.clock()
-        candidates, choosing = self.drafter.expand(context, nodes, self.sampling, lambda: self.closed)
+        candidates, choosing = self.drafter.expand(context, nodes, self.sampling, lambda: nodes is not self.in_flight)
         ended = self.clock()
         with self.changed:
             for node, found in zip(nodes, candidates, strict=True):
@@ -92,6 +95,13 @@ class DraftLane(threading.Thread):
                 self.schedule.costs.draft.observe(len(nodes), ended - started)
             self.joined = True
             self.changed.notify_all()
+
+    def _drop_in_flight(self) -> None:
+        """Cut the running decode short when nothing of it can be of use: the root moved away, or the request ends."""
+        root = self.tree.root
+        if self.in_flight and (self.closed or not any(n.below(root) or root.below(n) for n in self.in_flight)):
+            self.in_flight = []
+            self.drafter.interrupt()
 
     def clock(self) -> float:
         """Seconds since the request began."""
@@ -123,6 +133,7 @@ class DraftLane(threading.Thread):
             position = len(self.tree.context)
             outcome = self.tree.advance(pending, answer, stop)
             self.verifying = False
+            self._drop_in_flight()
             if stop.finish is None:
                 self.schedule.graft(self.tree)
             self.changed.notify_all()

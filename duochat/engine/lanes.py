@@ -63,6 +63,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def interrupt(self) -> None:
+        """From any thread: `cancelled` of the running `expand` has come true, so cut its decode short."""
+        ...
+
 
 class Target(Protocol):
     """A target model. All calls come from one thread."""

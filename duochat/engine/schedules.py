@@ -257,7 +257,7 @@ class Best(Schedule):
         """The subtree that maximises expected tokens minus time at the present rate (Dinkelbach's method)."""
         if self.reason:
             return []
-        widest = self.fixed_budget or self.costs.widths[-1] - 1
+        widest = self.fixed_budget or self.costs.widest - 1
         nodes = tree.best(widest)
         gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
         for n, node in enumerate(nodes, 1):

@@ -218,7 +218,7 @@ def test_candidates_that_do_not_suffice_are_noticed(settings):
     logits = torch.zeros(2, 1000)
     assert not choose.nucleus(logits, ask(2, sampling))[3].any()
     assert choose.nucleus(logits * 0, ask(2, Sampling(temperature=1.0, top_k=200)))[3].all()
-    token, prob, *_ = choose.everything(logits, ask(2, sampling))
+    _, prob, *_ = choose.everything(logits, ask(2, sampling))
     kept = 300 * sampling.top_p if sampling.top_k else 990
     assert prob.tolist() == pytest.approx([1 / kept] * 2, rel=0.01)
 

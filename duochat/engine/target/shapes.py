@@ -30,7 +30,7 @@ class Shape:
 
     def sections(self) -> dict[str, slice]:
         """Where each section lies in the packed array."""
-        sizes = {name: self.width for name in PER_ROW}
+        sizes = dict.fromkeys(PER_ROW, self.width)
         sizes |= {"parameters": PARAMETERS, "ancestors": self.width * words(self.width), "committed": self.span // 32}
         ends = np.cumsum(list(sizes.values())).tolist()
         return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}

@@ -55,11 +55,15 @@ def _mix(x: Any) -> Any:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
+def keys(seed: int, positions: np.ndarray) -> np.ndarray:
+    """The int32 numbers that stand for (seed, position) in the hash, one for each position."""
+    low, high = np.array([seed & _MASK32, seed >> 32], dtype=np.uint64).astype(np.uint32).view(np.int32).reshape(2, 1)
+    return _mix(positions.astype(np.int32) ^ _mix(high ^ _mix(low)))
+
+
 def key(seed: int, position: int) -> int:
-    """The int32 that stands for (seed, position) in the hash."""
-    words = np.array([seed & _MASK32, seed >> 32, position], dtype=np.uint64).astype(np.uint32).view(np.int32)
-    low, high, place = (words[i : i + 1] for i in range(3))
-    return int(_mix(place ^ _mix(high ^ _mix(low)))[0])
+    """`keys` for one position."""
+    return int(keys(seed, np.array([position]))[0])
 
 
 def uniform(tokens: Any, keys: Any) -> Any:

@@ -1,0 +1,56 @@
+"""The KV cache that the model is given: rows are written at the slots named, and only the span in use is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+SPARE = 32  # slots beyond the capacity; the first takes what padding rows write, the rest keep the length aligned
+
+
+class SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, each (1, heads, capacity + SPARE, head size), allocated at the first update."""
+
+    is_compileable = True
+
+    def __init__(self, cache: SlotCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        length = self.cache.capacity + SPARE
+        self.keys = key_states.new_zeros(*key_states.shape[:2], length, key_states.shape[-1])
+        self.values = value_states.new_zeros(*value_states.shape[:2], length, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the rows' states at `cache.slots` and return the first `cache.span` slots."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots = self.cache.slots.to(key_states.device)
+        self.keys.index_copy_(2, slots, key_states)
+        self.values.index_copy_(2, slots, value_states)
+        return self.keys[:, :, : self.cache.span], self.values[:, :, : self.cache.span]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.span, 0
+
+    def get_seq_length(self) -> int:
+        return self.cache.span
+
+    def get_max_length(self) -> int:
+        return self.cache.capacity
+
+
+class SlotCache(Cache):
+    """`slots` (rows, int64) and `span` are set before each forward."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.slots = torch.zeros(1, dtype=torch.int64)
+        self.span = capacity
+        super().__init__(layers=[SlotLayer(self) for _ in range(layers)])

@@ -1,0 +1,135 @@
+"""TorchTarget: the target lane as the decoders see it (`duochat.engine.lanes.Target`)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from duochat import DuoChatError
+from duochat.engine.lanes import Answer, Cancelled, never
+from duochat.engine.sampling import Sampling
+from duochat.engine.target import loading
+from duochat.engine.target.forward import Forward
+from duochat.engine.target.memo import Edge, Memo
+from duochat.engine.target.rows import Rows
+from duochat.engine.target.shapes import MOST_ROWS, Shapes
+
+REPRODUCIBLE_WIDTH = 16
+
+
+class TorchTarget:
+    """A causal LM that samples its own token at every node of a tree.
+
+    Attributes: `eos` (token ids that end an answer), `context_length`, `vocab` (number of token ids), `most_nodes`
+    (largest tree of one forward). Not safe for several threads.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, context_length: int, graphs: bool = False, reproducible: bool = False
+    ) -> None:
+        capacity = -(-(context_length + MOST_ROWS) // 32) * 32
+        self.context_length = context_length
+        self.eos = loading.end_tokens(model)
+        self.vocab = model.config.get_text_config().vocab_size
+        self._memo = Memo(capacity)
+        self._shapes = Shapes(capacity, graphs, REPRODUCIBLE_WIDTH if reproducible else None)
+        self._forward = Forward(model, capacity, graphs)
+        self.most_nodes = self._shapes.most_nodes
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> TorchTarget:
+        """From a folder as transformers writes it. Options: those of `loading.load`. Raises DuoChatError."""
+        return loading.load(cls, folder, **options)
+
+    def verify(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Answer:
+        """See `lanes.Target.verify`."""
+        if len(context) > self.context_length:
+            raise DuoChatError(
+                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
+                "shorten it or raise context_length."
+            )
+        assert context, "a context has at least one token"
+        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+        done = self._memo.match(context)
+        done = self._prefill(context, done, len(tree), cancelled, progress)
+        return self._answer(list(context[done:]), tree, sampling)
+
+    def _prefill(
+        self,
+        context: Sequence[int],
+        done: int,
+        nodes: int,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+    ) -> int:
+        """Read the context in chunks until the rest fits into one forward with the tree; returns the tokens read."""
+        while len(context) - done + nodes > self._shapes.room(nodes):
+            if cancelled():
+                raise Cancelled
+            chunk = list(context[done : min(done + self._shapes.room(0), len(context) - 1)])
+            rows = self._rows(chunk, ())
+            self._forward.fill(rows, self._fit(rows), self._memo)
+            self._memo.commit(chunk, rows.slots)
+            done += len(chunk)
+            if progress:
+                progress(done, len(context))
+        return done
+
+    def _answer(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling) -> Answer:
+        rows = self._rows(tail, tree)
+        answers = self._forward.answer(rows, self._fit(rows), self._memo, sampling)
+        self._memo.commit(tail, rows.slots[: len(tail)])
+        self._memo.remember(tree, rows.slots[len(tail) :])
+        last = -1 - len(tree)
+        return Answer(
+            tokens=answers.tokens[last:],
+            probs=answers.probs[last:],
+            node_probs=answers.own_probs[last:][1:],
+            transfer=answers.transfer,
+        )
+
+    def _rows(self, tail: Sequence[int], tree: Sequence[Edge]) -> Rows:
+        return Rows(tail, tree, len(self._memo.tokens), self._memo.free(len(tail) + len(tree)))
+
+    def _fit(self, rows: Rows):
+        return self._shapes.fit(len(rows), len(rows.tree), max(self._memo.highest, max(rows.slots)))
+
+    def measure(self, widths: Sequence[int], context: int, repeats: int = 5) -> dict[int, float]:
+        """Median seconds of a forward by rows, over `context` visible slots. What the cache holds stays valid."""
+        pretended = Memo(self._memo.capacity)
+        pretended.used[:context] = True
+        return {width: self._median(width, pretended, repeats) for width in widths}
+
+    def _median(self, width: int, memo: Memo, repeats: int) -> float:
+        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
+        shape = self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
+        times = []
+        for _ in range(repeats + 1):
+            begun = time.perf_counter()
+            self._forward.answer(rows, shape, memo, Sampling())
+            times.append(time.perf_counter() - begun)
+        return statistics.median(times[1:])
+
+    def describe(self) -> dict[str, Any]:
+        """The hardware part of a report."""
+        model = self._forward.model
+        return {
+            "target_device": loading.device_name(self._forward.device),
+            "target_dtype": str(model.dtype).removeprefix("torch."),
+            "target_weight_bytes": loading.weight_bytes(model),
+            "target_widths": list(self._shapes.widths) if self._shapes.padded else "any",
+            "target_attention": "sdpa, grouped heads",
+            "target_graphs": self._shapes.padded,
+        }

@@ -1,0 +1,234 @@
+"""The target lane against plain forwards of the same model, on tiny random models of each family."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from duochat import DuoChatError
+from duochat.engine.lanes import Cancelled
+from duochat.engine.sampling import Sampling, gumbel
+from duochat.engine.target import TorchTarget, choose
+from duochat.engine.target.attention import NAME
+from duochat.engine.target.memo import Memo
+
+torch.set_num_threads(1)
+VOCAB = 97
+GREEDY = Sampling()
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 7}),
+    "gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 7}),
+}
+
+
+def build(family: str = "llama", **changes) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A random model with transformers' own attention, and the same one with ours."""
+    name, extra = FAMILIES[family]
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    models = []
+    for attention in ("eager", NAME):
+        torch.manual_seed(3)
+        config = getattr(transformers, f"{name}Config")(**sizes | extra | changes, attn_implementation=attention)
+        model = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).eval()
+        for parameter in model.parameters():  # far from uniform, so that a wrong mask shows
+            parameter.data.mul_(4 if parameter.dim() > 1 else 1)
+        models.append(model)
+    models[1].load_state_dict(models[0].state_dict())
+    return tuple(models)
+
+
+def plain(model: torch.nn.Module, sequence: list[int]) -> torch.Tensor:
+    """Logits after a sequence, by an ordinary forward without a cache."""
+    with torch.no_grad():
+        return model(torch.tensor([sequence])).logits[0, -1]
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def paths(tree: list[tuple[int, int]]) -> list[list[int]]:
+    """The tokens from the root to each row: the root's own (empty) first."""
+    out: list[list[int]] = [[]]
+    for token, parent in tree:
+        out.append([*out[parent + 1], token])
+    return out
+
+
+def random_tree(size: int, rng: random.Random) -> list[tuple[int, int]]:
+    return [(rng.randrange(VOCAB), rng.randrange(-1, i)) for i in range(size)]
+
+
+def check(answer, model, context, tree) -> None:
+    """Greedy tokens and probabilities equal those of separate sequences."""
+    logits = [plain(model, context + path) for path in paths(tree)]
+    probs = [row.softmax(-1) for row in logits]
+    assert list(answer.tokens) == [int(row.argmax()) for row in logits]
+    assert answer.probs == pytest.approx([float(p.max()) for p in probs], abs=1e-4)
+    wanted = [float(probs[parent + 1][token]) for token, parent in tree]
+    assert answer.node_probs == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("padded", [False, True])
+def test_tree_equals_separate_sequences(family, padded):
+    reference, model = build(family)
+    target = TorchTarget(model, 256)
+    target._shapes.padded = padded
+    context, tree = tokens(23), [(5, -1), (6, -1), (7, 0), (8, 1), (9, 3), (5, 3)]
+    check(target.verify(context, tree, GREEDY), reference, context, tree)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_memo_fuzz(family, fixed):
+    """Accepted paths, rejections, rewinds, edits and repeats all answer like a fresh forward."""
+    reference, model = build(family)
+    target, rng = TorchTarget(model, 300), random.Random(1)
+    if fixed:
+        target._shapes = type(target._shapes)(target._memo.capacity, fixed=True)
+    context = tokens(70)
+    for _ in range(40):
+        tree = random_tree(rng.randrange(6), rng)
+        check(target.verify(context, tree, GREEDY), reference, context, tree)
+        context = context + rng.choice(paths(tree)) + [rng.randrange(VOCAB)]
+        if rng.random() < 0.3:
+            context = context[: rng.randrange(1, len(context))] + tokens(rng.randrange(4), rng.randrange(99))
+        assert target._memo.used.sum() == len(target._memo.tokens) == len(set(target._memo.slots))
+
+
+def test_an_accepted_path_is_not_computed_again():
+    _, model = build()
+    target, context = TorchTarget(model, 256), tokens(20)
+    target.verify(context, [(1, -1), (2, 0), (3, 1)], GREEDY)
+    assert target._memo.match([*context, 1, 2, 9]) == 22
+
+
+def test_prefill_reports_and_cancels_between_chunks():
+    reference, model = build()
+    target, context, seen = TorchTarget(model, 400), tokens(300), []
+
+    def cancelled() -> bool:
+        return len(seen) == 2
+
+    with pytest.raises(Cancelled):
+        target.verify(context, [], GREEDY, cancelled, lambda *p: seen.append(p))
+    assert seen == [(64, 300), (128, 300)]
+    assert target._memo.tokens == context[:128]
+    check(target.verify(context, [(4, -1)], GREEDY), reference, context, [(4, -1)])
+
+
+def test_a_context_too_long_is_the_users_fault():
+    _, model = build()
+    with pytest.raises(DuoChatError, match="context_length"):
+        TorchTarget(model, 32).verify(tokens(33), [], GREEDY)
+
+
+def test_measure_leaves_the_cache_sound():
+    reference, model = build()
+    target, context = TorchTarget(model, 256), tokens(30)
+    target.verify(context, [], GREEDY)
+    assert target.measure([1, 4, 64], 100, 1).keys() == {1, 4, 64}
+    context = [*context, 3]
+    check(target.verify(context, [(4, -1)], GREEDY), reference, context, [(4, -1)])
+
+
+def test_torch_noise_is_the_drafts_noise():
+    ids = torch.arange(5000, dtype=torch.int32)
+    from duochat.engine.sampling import keys
+
+    key = torch.from_numpy(keys(123456789012345, np.array([17])))
+    assert np.allclose(choose._gumbel(ids, key).numpy(), gumbel(123456789012345, 17, np.arange(5000)), atol=2e-5)
+
+
+def test_a_rows_noise_belongs_to_the_position_after_it():
+    """Row i answers for the token at its position + 1: what autoregressive decoding would draw there."""
+    reference, model = build()
+    sampling, context, tree = Sampling(temperature=1.0, seed=5), tokens(12), [(3, -1), (4, 0)]
+    answer = TorchTarget(model, 64).verify(context, tree, sampling)
+    for path, token in zip(paths(tree), answer.tokens, strict=True):
+        noise = gumbel(5, 12 + len(path), np.arange(VOCAB))
+        assert token == int((plain(reference, context + path).numpy() + noise).argmax())
+
+
+def ask(rows: int, sampling: Sampling, token: int = 0) -> choose.Ask:
+    from duochat.engine.sampling import keys
+    from duochat.engine.target.rows import parameters
+
+    numbers = torch.from_numpy(parameters(sampling))
+    scale, _, top_p, floor = numbers.view(torch.float32)
+    return choose.Ask(
+        token=torch.full((rows,), token),
+        parent=torch.arange(rows),
+        key=torch.from_numpy(keys(sampling.seed, np.arange(rows))),
+        scale=scale,
+        top_k=numbers[1],
+        top_p=top_p,
+        floor=floor,
+    )
+
+
+def filtered(logits: np.ndarray, s: Sampling) -> np.ndarray:
+    """The distribution that sampling should follow, written out plainly."""
+    order = np.argsort(-logits, kind="stable")
+    p = np.exp((logits - logits.max()) / s.temperature)[order]
+    p[s.top_k or len(p) :] = 0
+    p /= p.sum()
+    p[np.cumsum(p) - p >= s.top_p] = 0
+    p[p < s.min_p * p[0]] = 0
+    out = np.zeros_like(p)
+    out[order] = p / p.sum()
+    return out
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.1}],
+    ids=str,
+)
+def test_chi_square(settings):
+    sampling = Sampling(**{"temperature": 1.0, "seed": 11} | settings)
+    logits = np.random.default_rng(0).normal(0, 1.5, 24).astype(np.float32)
+    wanted, count = filtered(logits, sampling), 40_000
+    way = choose.way(sampling)
+    token, prob, own, complete = way(torch.from_numpy(logits).expand(count, -1), ask(count, sampling, token=2))
+    seen = np.bincount(token.numpy(), minlength=24)
+    live = wanted > 0
+    assert seen[~live].sum() == 0
+    statistic = ((seen - count * wanted)[live] ** 2 / (count * wanted[live])).sum()
+    assert statistic < live.sum() + 4 * np.sqrt(2 * live.sum()) + 6
+    assert np.allclose(prob.numpy(), wanted[token.numpy()], atol=1e-5)
+    assert np.allclose(own.numpy(), wanted[2], atol=1e-5)
+    assert complete.all()
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.99}, {"top_k": 300}, {"top_k": 300, "top_p": 0.9}], ids=str)
+def test_candidates_that_do_not_suffice_are_noticed(settings):
+    sampling = Sampling(temperature=1.0, **settings)
+    logits = torch.zeros(2, 1000)
+    assert not choose.nucleus(logits, ask(2, sampling))[3].any()
+    assert choose.nucleus(logits * 0, ask(2, Sampling(temperature=1.0, top_k=200)))[3].all()
+    _, prob, *_ = choose.everything(logits, ask(2, sampling))
+    kept = 300 * sampling.top_p if sampling.top_k else 990
+    assert prob.tolist() == pytest.approx([1 / kept] * 2, rel=0.01)
+
+
+def test_memo_reuses_the_slots_of_dead_branches():
+    memo = Memo(8)
+    memo.commit([1, 2], memo.free(2))
+    memo.remember([(3, -1), (4, -1), (5, 1)], memo.free(3))
+    assert memo.match([1, 2, 4, 5, 9]) == 4
+    assert memo.slots == [0, 1, 3, 4]
+    assert memo.free(2) == [2, 5]
+    assert memo.match([1, 7]) == 1
+    assert memo.free(3) == [1, 2, 3]

@@ -1,0 +1,20 @@
+"""Models on disk: fetch what a reference names, convert it, compare vocabularies, list what is there."""
+
+from duochat.models.catalog import list_models
+from duochat.models.convert import require_target, target_folder
+from duochat.models.fetch import cached, fetch
+from duochat.models.pair import Pair, check_pair, require_pair
+from duochat.models.store import Progress, cache_dir
+
+__all__ = [
+    "Pair",
+    "Progress",
+    "cache_dir",
+    "cached",
+    "check_pair",
+    "fetch",
+    "list_models",
+    "require_pair",
+    "require_target",
+    "target_folder",
+]

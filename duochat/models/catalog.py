@@ -1,0 +1,83 @@
+"""What is in the cache, which presets there are, and which of them fit this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from duochat import config
+from duochat.config import Settings
+from duochat.models.fetch import cached
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One preset as `list_models` reports it; sizes in GiB."""
+
+    name: str
+    settings: Settings
+    target_cached: bool
+    draft_cached: bool
+    unfit: str  # why it does not fit this machine; "" = it fits
+
+    def to_dict(self) -> dict[str, object]:
+        s = self.settings
+        return {
+            "name": self.name,
+            "description": s.description,
+            "target": s.target,
+            "draft": s.draft,
+            "target_gib": s.target_gib,
+            "draft_gib": s.draft_gib,
+            "target_cached": self.target_cached,
+            "draft_cached": self.draft_cached,
+            "fits": not self.unfit,
+            "unfit": self.unfit,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of this machine in GiB; gpu is that of the largest card, 0 without one."""
+
+    ram: float
+    gpu: float
+
+
+def list_models() -> list[Entry]:
+    """All presets, the default first."""
+    memory = measure()
+    return [
+        Entry(name, s, cached(s.target) is not None, cached(s.draft) is not None, unfit(s, memory))
+        for name, s in config.presets().items()
+    ]
+
+
+def unfit(settings: Settings, memory: Memory) -> str:
+    """Why a pair does not fit the memory, "" when it does. Without a card the target shares the RAM, in fp32."""
+    if memory.gpu:
+        if settings.target_gib > memory.gpu:
+            return f"the target needs {settings.target_gib:g} GiB on the GPU, which has {memory.gpu:.1f}"
+        need = settings.draft_gib
+    else:
+        need = settings.draft_gib + 2 * settings.target_gib
+    return f"needs {need:g} GiB of RAM, there are {memory.ram:.1f}" if need > memory.ram else ""
+
+
+def measure() -> Memory:
+    """RAM by psutil and GPU memory by NVML; neither loads torch."""
+    import psutil
+
+    return Memory(psutil.virtual_memory().total / 2**30, _largest_card() / 2**30)
+
+
+def _largest_card() -> int:
+    try:
+        import pynvml
+    except ImportError:
+        return 0
+    try:
+        pynvml.nvmlInit()
+        cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return max((pynvml.nvmlDeviceGetMemoryInfo(card).total for card in cards), default=0)
+    except pynvml.NVMLError:
+        return 0

@@ -1,0 +1,105 @@
+"""Do a target and a draft speak the same tokens? Compared string by string, without loading weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from duochat import DuoChatError
+from duochat.models import gguf
+
+PADDING = re.compile(r"\[PAD\d+\]|<(?:unused|extra_id_|reserved|dummy)\S*>|<pad>|<\|(?:extra|reserved\w*|dummy)_\d+\|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a comparison of two vocabularies found. fits: one token list, padding at the end apart."""
+
+    target_tokens: int
+    draft_tokens: int
+    shared: int  # ids that hold the same string in both
+    first_difference: int | None = None
+    target_token: str | None = None  # at the first difference; None = there is none
+    draft_token: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.first_difference is None
+
+    def to_dict(self) -> dict[str, object]:
+        return {"fits": self.fits, **asdict(self)}
+
+    def sentence(self) -> str:
+        """The verdict for people, with the remedy where they do not fit."""
+        if self.fits:
+            return f"Target and draft fit: {self.shared} tokens in common."
+        return (
+            f"Target and draft do not fit: token {self.first_difference} is {self.target_token!r} in the target and "
+            f"{self.draft_token!r} in the draft; choose a draft of the target's own family."
+        )
+
+
+def check_pair(target: Path, draft: Path) -> Pair:
+    """Compare the token strings of two models (GGUF file or folder) id by id.
+
+    Unused ids past the end of the other vocabulary are padding and accepted. Raises DuoChatError when a vocabulary
+    cannot be read; that they differ is an answer, see `Pair.fits`.
+    """
+    ours, theirs = vocabulary(target), vocabulary(draft)
+    shared = 0
+    for id in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(id), theirs.get(id)
+        if a == b:
+            shared += 1
+        elif not (_is_padding(a) and _is_padding(b)):
+            return Pair(len(ours), len(theirs), shared, id, a, b)
+    return Pair(len(ours), len(theirs), shared)
+
+
+def require_pair(target: Path, draft: Path) -> Pair:
+    """`check_pair`, raising DuoChatError when they do not fit."""
+    pair = check_pair(target, draft)
+    if not pair.fits:
+        raise DuoChatError(pair.sentence())
+    return pair
+
+
+def vocabulary(path: Path) -> dict[int, str]:
+    """Token strings by id of a GGUF file or a model folder."""
+    if path.is_file():
+        tokens = dict(enumerate(gguf.read(path).tokens))
+    elif (path / "tokenizer.json").is_file():
+        tokens = _from_json(path / "tokenizer.json")
+    else:
+        tokens = _from_transformers(path)
+    if not tokens:
+        raise DuoChatError(f"{path} holds no vocabulary: give a whole model, with its tokenizer.")
+    return tokens
+
+
+def _from_json(path: Path) -> dict[int, str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        model, added = content["model"]["vocab"], content.get("added_tokens", [])
+    except (ValueError, KeyError, TypeError, OSError):
+        raise DuoChatError(f"{path} is no tokenizer or is damaged: fetch the model again.") from None
+    listed = enumerate(t for t, _ in model) if isinstance(model, list) else ((i, t) for t, i in model.items())
+    return dict(listed) | {token["id"]: token["content"] for token in added}
+
+
+def _from_transformers(folder: Path) -> dict[int, str]:
+    """For folders with a SentencePiece file only."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    except (OSError, ValueError, ImportError) as fault:
+        why = str(fault).partition("\n")[0]
+        raise DuoChatError(f"The tokenizer in {folder} cannot be read ({why}): fetch the model again.") from None
+    return {id: token for token, id in tokenizer.get_vocab().items()}
+
+
+def _is_padding(token: str | None) -> bool:
+    return token is None or PADDING.fullmatch(token) is not None

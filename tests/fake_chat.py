@@ -1,0 +1,136 @@
+"""An engine that says what it is told to, a byte-level tokenizer, and what the worker's child loads in tests."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from itertools import islice
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from duochat import DuoChatError
+from duochat.app.chat import Chat
+from duochat.app.text import Tokenizer
+from duochat.engine.decoding import StopRule
+from duochat.engine.rounds import Draft, Round
+
+BOS, EOS = 256, 257
+CHATML = (
+    "{% for m in messages %}{{ '<s>' + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
+)
+
+
+def byte_tokens():
+    """One token a byte (so every emoji is split in four), <s> and </s>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    tokens.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return tokens
+
+
+def byte_tokenizer(template=CHATML):
+    return Tokenizer(byte_tokens(), template, {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+class SayingEngine:
+    """Answers with the given token ids, `width` of them a round, `rate` tokens a second (0: at once).
+
+    Each round also drafts and loses one token, `drafted`.
+    """
+
+    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65):
+        self.says, self.width, self.rate, self.drafted = list(says), width, rate, drafted
+        self.eos, self.context_length = frozenset(eos), context_length
+        self.asked = []
+
+    def decode(self, context, request, cancelled, progress):
+        self.asked.append((list(context), request))
+        progress and progress(len(context), len(context))
+        stop = StopRule(request, self, len(context))
+        began, says, emitted = time.monotonic(), iter(self.says), 0
+        for index in range(len(self.says) + 1):
+            tokens = tuple(islice(says, min(self.width, stop.left)))
+            if cancelled() or not tokens:
+                yield self._round(index, (), len(context) + emitted, "cancelled" if cancelled() else "error")
+                return
+            kept = stop(tokens)
+            tokens = tokens if kept is None else tokens[:kept]
+            emitted += len(tokens)
+            if self.rate:
+                time.sleep(max(0.0, began + emitted / self.rate - time.monotonic()))
+            yield self._round(index, tokens, len(context) + emitted, stop.finish)
+            if stop.finish:
+                return
+
+    def _round(self, index, tokens, position, finish):
+        drafted = (Draft(index, -1, position, self.drafted, 0.5, 0.5, 1),)
+        now = time.time()  # the wall clock, so that tests can compare processes
+        return Round(index, position, now, now, tokens, "plain", drafted=drafted, ignored=(index,), finish=finish)
+
+    def calibrate(self):
+        return {"gamma": 3.5}
+
+    def describe(self):
+        return {"target_device": "fake"}
+
+
+def chat_that_says(text, **engine):
+    tokenizer = byte_tokenizer()
+    return Chat(SayingEngine([*tokenizer.encode(text), EOS], **engine), tokenizer)
+
+
+@dataclass(frozen=True)
+class FakeSettings:
+    """How the child of a test behaves. `fault` strikes while loading ("load ...") or while answering."""
+
+    text: str = "Hello from the engine."
+    rate: float = 0
+    width: int = 1
+    load_s: float = 0
+    fault: str = ""
+    marker: str = ""  # a file whose existence lets a second life go well
+    engine: dict = field(default_factory=dict)
+
+
+def load_fake(settings, progress):
+    """The `load` of a Worker under test."""
+    progress("reading the fake target", 1, 2)
+    time.sleep(settings.load_s)
+    progress("reading the fake target", 2, 2)
+    if settings.fault and settings.marker:
+        if os.path.exists(settings.marker):
+            return chat_that_says(settings.text, rate=settings.rate, width=settings.width)
+        open(settings.marker, "w").close()
+    if settings.fault == "load refuses":
+        raise DuoChatError("The fake draft does not fit: choose another.")
+    if settings.fault == "load breaks":
+        raise RuntimeError("a tensor is missing\nand more")
+    if settings.fault == "load aborts":
+        os.abort()
+    chat = chat_that_says(settings.text, rate=settings.rate, width=settings.width, **settings.engine)
+    if settings.fault:
+        chat.engine.decode = _faulty(chat.engine.decode, settings.fault)
+    return chat
+
+
+def _faulty(decode, fault):
+    """A decode that goes wrong after five rounds, when they have been heard."""
+
+    def broken(context, request, cancelled, progress):
+        yield from islice(decode(context, request, cancelled, progress), 5)
+        time.sleep(0.1)
+        if fault == "hangs":
+            time.sleep(1000)
+        if fault == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault == "aborts":
+            os.abort()
+        if fault == "refuses":
+            raise DuoChatError("The fake target has had enough: ask less.")
+        raise RuntimeError("the fake target broke")
+
+    return broken

@@ -1,0 +1,314 @@
+"""The worker: what the page sees when the engine answers, dies, hangs, queues and is told to stop."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from fake_chat import FakeSettings, load_fake
+
+from duochat import DuoChatError
+from duochat.app.chat import Options
+from duochat.app.worker import Worker
+
+ASK = [{"role": "user", "content": "Hi"}]
+LONG = FakeSettings(text="tick " * 800, rate=60)
+
+
+@pytest.fixture
+def start():
+    workers = []
+
+    def start(settings=FakeSettings(), **kwargs):  # noqa: B008  frozen
+        workers.append(Worker(settings, load_fake, **kwargs))
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+def said(steps):
+    return "".join(step.text for step in steps)
+
+
+def answer(worker, **options):
+    return list(worker.reply(ASK, Options(max_tokens=4000, **options)))
+
+
+def until(condition, seconds=5):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+def test_answers_with_phases_and_finish(start):
+    steps = answer(start(FakeSettings(load_s=0.3)))
+    assert said(steps) == "Hello from the engine."
+    assert steps[-1].finish == "stop"
+    assert list(dict.fromkeys(s.phase for s in steps)) == ["loading", "prefill", "decode", "done"]
+    assert any(s.phase == "loading" and s.notice == "reading the fake target" for s in steps)
+    assert any(s.phase == "prefill" and s.progress[0] == s.progress[1] for s in steps)
+
+
+def test_second_answer_needs_no_loading(start):
+    worker = start()
+    answer(worker)
+    assert next(s.phase for s in answer(worker)) == "prefill"
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_killed_in_an_answer_keeps_the_text_and_starts_again(start, kill):
+    worker = start(LONG)
+    steps = []
+    for step in worker.reply(ASK, Options(max_tokens=4000)):
+        steps.append(step)
+        if step.text and len(said(steps)) == 10:
+            os.kill(worker.status()["pid"], kill)
+    assert said(steps).startswith("tick tick ")
+    assert steps[-1].finish == "error"
+    assert kill.name in steps[-1].error
+    assert steps[-1].error.count("\n") == 0
+    again = worker.reply(ASK, Options(max_tokens=10))
+    assert said(again) == "tick tick "
+
+
+def test_killed_between_answers_is_started_again(start):
+    worker = start()
+    answer(worker)
+    os.kill(worker.status()["pid"], signal.SIGKILL)
+    until(lambda: worker.status()["state"] == "dead")
+    steps = answer(worker)
+    assert steps[0].phase == "loading"
+    assert said(steps) == "Hello from the engine."
+
+
+@pytest.mark.parametrize("fault", ["hangs", "stops"])
+def test_a_hang_is_ended_and_the_next_message_works(start, fault, tmp_path):
+    """hangs: the main thread sits in a call. stops: the whole process stands still."""
+    worker = start(FakeSettings(fault=fault, marker=str(tmp_path / "once")), patience=2.5)
+    steps = answer(worker)
+    assert said(steps) == "Hello"
+    assert "no sign of life" in steps[-1].error
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("aborts", "SIGABRT"), ("breaks", "the fake target broke"), ("refuses", "ask less")]
+)
+def test_a_fault_of_the_engine_is_a_sentence(start, fault, words, tmp_path):
+    worker = start(FakeSettings(fault=fault, marker=str(tmp_path / "once")))
+    steps = answer(worker)
+    assert said(steps) == "Hello"
+    assert words in steps[-1].error
+    if fault != "refuses":
+        assert said(answer(worker)) == "Hello from the engine."
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("load refuses", "choose another"), ("load breaks", "a tensor is missing"), ("load aborts", "SIGABRT")],
+)
+def test_a_fault_in_loading_is_a_sentence_and_the_next_try_loads_again(start, fault, words, tmp_path):
+    worker = start(FakeSettings(fault=fault, marker=str(tmp_path / "once")))
+    until(lambda: worker.status()["state"] == "dead")
+    assert words in worker.status()["error"]
+    os.remove(tmp_path / "once")
+    steps = answer(worker)
+    assert words in steps[-1].error
+    assert steps[-1].finish == "error"
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_bad_input_is_an_error_step_and_the_engine_lives_on(start):
+    worker = start()
+    steps = answer(worker, temperature=-1.0)
+    assert "temperature is -1.0" in steps[-1].error
+    pid = worker.status()["pid"]
+    assert said(answer(worker)) == "Hello from the engine."
+    assert worker.status()["pid"] == pid
+
+
+def test_stop_acts_within_a_step(start):
+    worker, stop = start(LONG), threading.Event()
+    steps = []
+    for step in worker.reply(ASK, Options(max_tokens=4000), stop.is_set):
+        steps.append(step)
+        if step.text and len(said(steps)) == 20:
+            stop.set()
+            asked = time.monotonic()
+    assert time.monotonic() - asked < 0.5
+    assert steps[-1].finish == "cancelled"
+    assert steps[-1].round.finish == "cancelled"  # the engine's own last round, so that its counts are whole
+    assert len(said(steps)) < 40
+
+
+def test_stop_does_not_wait_for_a_deaf_engine(start):
+    worker, stop = start(FakeSettings(fault="hangs")), threading.Event()
+    steps = []
+    for step in worker.reply(ASK, Options(), stop.is_set):
+        steps.append(step)
+        if step.text and said(steps) == "Hello":
+            stop.set()
+            asked = time.monotonic()
+    assert time.monotonic() - asked < 0.5
+    assert steps[-1].finish == "cancelled"
+
+
+def test_stop_while_loading(start):
+    worker, stop = start(FakeSettings(load_s=1.0)), threading.Event()
+    for step in worker.reply(ASK, Options(), stop.is_set):
+        if step.phase == "loading":
+            stop.set()
+    assert step.finish == "cancelled"
+    assert worker.status()["state"] == "loading"
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_closing_the_stream_frees_the_engine(start):
+    worker = start(LONG)
+    steps = worker.reply(ASK, Options(max_tokens=4000))
+    while not next(steps).text:
+        pass
+    steps.close()
+    asked = time.monotonic()
+    assert said(worker.reply(ASK, Options(max_tokens=5))) == "tick "
+    assert time.monotonic() - asked < 2
+
+
+def test_requests_wait_in_line_and_are_served_in_order(start):
+    worker = start(FakeSettings(text="x" * 30, rate=60))
+    answer(worker)
+    order, steps = [], [[] for _ in range(4)]
+
+    def ask(i):
+        for step in worker.reply(ASK, Options()):
+            steps[i].append(step)
+        order.append(i)
+
+    threads = []
+    for i in range(4):
+        threads.append(threading.Thread(target=ask, args=(i,)))
+        threads[-1].start()
+        until(lambda: worker.status()["requests"] == len(threads))
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2, 3]
+    assert all(said(s) == "x" * 30 for s in steps)
+    places = [s.progress[0] for s in steps[3] if s.phase == "queued"]
+    assert places[0] == 3
+    assert sorted(set(places), reverse=True) == list(dict.fromkeys(places))
+
+
+def test_stop_in_the_queue_leaves_it(start):
+    worker, stop = start(LONG), threading.Event()
+    first = worker.reply(ASK, Options(max_tokens=4000))
+    while not next(first).text:
+        pass
+    for step in worker.reply(ASK, Options(), stop.is_set):
+        assert step.phase in ("queued", "done")
+        stop.set()
+    assert step.finish == "cancelled"
+    assert worker.status()["requests"] == 1
+    first.close()
+
+
+def test_a_slow_reader_does_not_slow_the_engine(start):
+    """The rounds carry the engine's clock: 120 tokens at 60 a second take 2 s however slowly they are read."""
+    worker = start(FakeSettings(text="x" * 120, rate=60))
+    times = []
+    for step in worker.reply(ASK, Options()):
+        if step.round:
+            times.append(step.round.ended)
+            time.sleep(0.04)
+    assert len(times) == 121
+    assert times[-1] - times[0] < 2.3
+
+
+def test_status_tells_the_state(start):
+    worker = start(FakeSettings(load_s=0.3, text="x" * 60, rate=60))
+    assert worker.status()["state"] == "loading"
+    until(lambda: worker.status()["loading"] == ("reading the fake target", 1, 2))
+    until(lambda: worker.status()["state"] == "ready")
+    assert worker.status()["hardware"] == {"target_device": "fake"}
+    steps = worker.reply(ASK, Options())
+    while not next(steps).text:
+        pass
+    assert worker.status()["state"] == "busy"
+    steps.close()
+    until(lambda: worker.status()["state"] == "ready")
+
+
+def test_calls_reach_the_engine(start):
+    worker = start()
+    assert worker.calibrate() == {"gamma": 3.5}
+    with pytest.raises(DuoChatError, match="unexpected keyword"):
+        worker.call("describe", wrong=1)
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_restart_takes_other_settings(start):
+    worker = start()
+    answer(worker)
+    worker.restart(FakeSettings(text="Another model."))
+    assert worker.status()["settings"].text == "Another model."
+    assert said(answer(worker)) == "Another model."
+
+
+def test_restart_does_not_wait_for_loading(start):
+    worker = start(FakeSettings(load_s=60))
+    worker.restart(FakeSettings(text="Quick."))
+    assert said(answer(worker)) == "Quick."
+
+
+def test_close_ends_the_child_and_answers_stay_sentences(start):
+    worker = start()
+    answer(worker)
+    pid = worker.status()["pid"]
+    worker.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert "closed" in answer(worker)[-1].error
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from fake_chat import FakeSettings, load_fake
+from duochat.app.worker import Worker
+if __name__ == "__main__":
+    worker = Worker(FakeSettings(), load_fake)
+    while worker.status()["state"] != "ready":
+        time.sleep(0.01)
+    print(worker.status()["pid"], flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "kill"),
+    [
+        ("time.sleep(60)", signal.SIGKILL),
+        ("time.sleep(60)", signal.SIGTERM),
+        ("time.sleep(60)", signal.SIGINT),
+        ("pass", 0),
+    ],
+)
+def test_no_orphan_when_the_parent_ends(tmp_path, then, kill):
+    script = tmp_path / "parent.py"
+    tests = Path(__file__).parent
+    script.write_text(PARENT.format(tests=str(tests), then=then))
+    environment = {**os.environ, "PYTHONPATH": str(tests.parent)}
+    parent = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    )
+    child = int(parent.stdout.readline())
+    if kill:
+        parent.send_signal(kill)
+    parent.wait(5)
+    until(lambda: not Path(f"/proc/{child}").exists() or "(zombie)" in Path(f"/proc/{child}/status").read_text())

@@ -19,7 +19,8 @@ from duochat.engine.lanes import Drafter, Target, never
 from duochat.engine.rounds import Round
 from duochat.engine.target import TorchTarget
 from duochat.engine.tree import Acceptance
-from duochat.models import Progress, cache_dir, fetch, require_pair, silent, target_folder
+from duochat.models import Progress, cache_dir, fetch, require_pair, target_folder
+from duochat.models.store import silent
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,6 +34,16 @@ class Engine:
         self.target, self.drafter, self.costs, self.fault = target, drafter, costs, fault
         self.acceptance = Acceptance()
         self.folder = Path()
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.target.context_length
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        return self.target.eos
 
     @classmethod
     def load(cls, settings: Settings, progress: Progress = silent) -> Engine:
@@ -101,7 +112,7 @@ def _costs(
     progress: Progress,
 ) -> Costs:
     """The calibration of this hardware and pair, from the cache or measured now."""
-    on_cpu = target.describe()["target_device"] == "cpu"
+    on_cpu = target.device.type == "cpu"
     threads = None if settings.draft_threads == "auto" else settings.draft_threads
     about = [os.uname().nodename, cores, threads, settings.quantize, settings.compile, settings.reproducible]
     about += [target.describe(), *(str(f) for f in files), *(f.stat().st_mtime_ns for f in files)]

@@ -39,6 +39,7 @@ class TorchTarget:
         self._memo = Memo(capacity)
         self._shapes = Shapes(capacity, graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self._forward = Forward(model, capacity, graphs)
+        self.device: torch.device = self._forward.device
         self.most_nodes = self._shapes.most_nodes
 
     @classmethod

@@ -14,7 +14,34 @@ from typing import Any
 
 from duochat.engine.rounds import Batch, Draft, Round
 
-WORDS = "the a of and to in is that it for on with as are this be by or from which one may can not model token".split()
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "it",
+    "for",
+    "on",
+    "with",
+    "as",
+    "are",
+    "this",
+    "be",
+    "by",
+    "or",
+    "from",
+    "which",
+    "one",
+    "may",
+    "can",
+    "not",
+    "model",
+    "token",
+]
 
 
 @dataclass(frozen=True)
@@ -138,7 +165,7 @@ class Simulation:
         rejected = [d.id for d in siblings if d in pending]
         return self.settle(index, now, ended, pending, accepted, rejected, emitted, last, start, waiting_hit), done
 
-    def settle(self, index, now, ended, pending, accepted, rejected, emitted, last, start, hit) -> Round:  # noqa: ANN001
+    def settle(self, index, now, ended, pending, accepted, rejected, emitted, last, start, hit) -> Round:
         tip = accepted[-1].id if accepted else None
         below = {tip} if last == "accepted" else set()
         keep = set()

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+CPU_WIDTHS = (1, 2, 4, 8, 16)
+GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+
 
 @dataclass(slots=True)
 class Curve:
@@ -136,12 +139,16 @@ def thread_counts(cores: int) -> list[int]:
     return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, cores - 1)]
 
 
-def measure(
-    target: MeasuredTarget, draft: MeasuredDraft, widths: Iterable[int], cores: int, threads: int | None = None
-) -> Costs:
-    """Measure both curves (each device alone), and the number of draft threads that is fastest for one token."""
-    sweep = {n: draft.measure((1,), n)[1] for n in ([threads] if threads else thread_counts(cores))}
+def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:
+    """Measure both curves (each device alone), and the number of draft threads that is fastest for one token.
+
+    When the target computes on the CPU too, the lanes share the cores by halves and wide forwards are not tried.
+    """
+    forwards = Curve(target.measure(CPU_WIDTHS if target_on_cpu else GPU_WIDTHS, 256))
+    if draft is None:
+        return Costs(forwards, Curve({1: forwards(1)}))
+    sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
     best = min(sweep, key=lambda n: sweep[n])
     batches = draft.measure((1, 2, 4, 8), best)
     draft.set_threads(best)
-    return Costs(Curve(target.measure(widths, 256)), Curve(batches), threads=best, sweep=sweep)
+    return Costs(forwards, Curve(batches), threads=best, sweep=sweep)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,18 +22,46 @@ from duochat.engine.tree import Acceptance
 from duochat.models import Progress, cache_dir, fetch, require_pair, target_folder
 from duochat.models.store import silent
 
-CPU_WIDTHS = (1, 2, 4, 8, 16)
-GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-
 
 class Engine:
     """One pair of models, ready to decode. One request at a time."""
 
-    def __init__(self, target: Target, drafter: Drafter | None, costs: Costs, fault: str = "") -> None:
-        """fault: why there is no drafter."""
-        self.target, self.drafter, self.costs, self.fault = target, drafter, costs, fault
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        costs: Costs | None = None,
+        fault: str = "",
+        store: Path | None = None,
+    ) -> None:
+        """fault: why there is no drafter. store: where the calibration is kept. Without `costs` both are measured."""
+        self.target, self.drafter, self.fault, self.store = target, drafter, fault, store
         self.acceptance = Acceptance()
-        self.folder = Path()
+        self.costs = costs or self._stored() or self.calibrate()
+
+    @classmethod
+    def load(cls, settings: Settings, progress: Progress = silent) -> Engine:
+        """Fetch, convert and load the pair, measure what each lane costs (cached by hardware and models).
+
+        A draft that cannot be used leaves `fault` set: the target then decodes alone. Raises DuoChatError when the
+        target cannot be used. progress(label, done, total).
+        """
+        sys.setswitchinterval(2e-4)  # two lanes share the interpreter: hand it over quickly
+        folder = target_folder(fetch(settings.target, progress), progress)
+        progress("Loading the target model", 0, 0)
+        target = _target(settings, folder)
+        try:
+            draft = fetch(settings.draft, progress)
+            require_pair(folder, draft)
+            progress("Loading the draft model", 0, 0)
+            threads = 1 if settings.draft_threads == "auto" else settings.draft_threads
+            drafter = LlamaDrafter(draft, min(settings.context_length, target.context_length), threads)
+        except DuoChatError as fault:
+            return cls(target, None, fault=str(fault))
+        progress("Measuring both devices", 0, 0)
+        about = [settings, target.describe(), available_cores(), platform.node(), draft.stat().st_mtime_ns]
+        name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+        return cls(target, drafter, store=cache_dir() / "calibration" / f"{name}.json")
 
     @property
     def context_length(self) -> int:
@@ -45,30 +73,6 @@ class Engine:
         """Token ids that end an answer."""
         return self.target.eos
 
-    @classmethod
-    def load(cls, settings: Settings, progress: Progress = silent) -> Engine:
-        """Fetch, convert and load the pair, measure what each lane costs (cached by hardware and models).
-
-        A draft that cannot be used leaves `fault` set: the target then decodes alone. Raises DuoChatError when the
-        target cannot be used. progress(label, done, total).
-        """
-        sys.setswitchinterval(2e-4)  # two lanes share the interpreter: hand it over quickly
-        folder = target_folder(fetch(settings.target, progress), progress)
-        progress("loading the target model", 0, 0)
-        cores = available_cores()
-        target = _target(settings, folder, cores)
-        try:
-            draft = fetch(settings.draft, progress)
-            require_pair(folder, draft)
-            progress("loading the draft model", 0, 0)
-            drafter = LlamaDrafter(draft, min(settings.context_length, target.context_length), 1)
-        except DuoChatError as fault:
-            engine = cls(target, None, Costs.of({1: 1.0}, {1: 1.0}), str(fault))
-        else:
-            engine = cls(target, drafter, _costs(settings, target, drafter, (folder, draft), cores, progress))
-        engine.folder = folder
-        return engine
-
     def decode(
         self,
         context: Sequence[int],
@@ -77,7 +81,28 @@ class Engine:
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[Round]:
         """Continue `context`; see `decoding.decode`."""
-        yield from decode(context, request, self.target, self.drafter, self.costs, self.acceptance, cancelled, progress)
+        lanes = (self.target, self.drafter, self.costs, self.acceptance)
+        yield from decode(context, request, *lanes, cancelled, progress)
+        if self.costs.drifted and self.store:  # the next start measures again
+            self.store.unlink(missing_ok=True)
+
+    def calibrate(self) -> Costs:
+        """Measure both devices anew and keep the result for the next start. Seconds; nothing else should run."""
+        self.costs = measure(self.target, self.drafter, available_cores(), self.target.device.type == "cpu")
+        if self.store:
+            self.store.parent.mkdir(parents=True, exist_ok=True)
+            self.store.write_text(json.dumps(self.costs.to_dict()))
+        return self.costs
+
+    def _stored(self) -> Costs | None:
+        """The calibration of an earlier start; None when there is none that can be read."""
+        try:
+            costs = Costs.from_dict(json.loads(self.store.read_text())) if self.store else None
+        except (OSError, ValueError, KeyError):
+            return None
+        if costs and self.drafter:
+            self.drafter.set_threads(costs.threads)
+        return costs
 
     def describe(self) -> dict[str, Any]:
         """The `hardware` object of `chat --json`."""
@@ -89,8 +114,7 @@ class Engine:
         }
 
 
-def _target(settings: Settings, folder: Path, cores: int) -> TorchTarget:
-    threads = max(1, cores // 2) if settings.target_threads == "auto" else settings.target_threads
+def _target(settings: Settings, folder: Path) -> TorchTarget:
     return TorchTarget.load(
         folder,
         device=settings.device,
@@ -99,31 +123,5 @@ def _target(settings: Settings, folder: Path, cores: int) -> TorchTarget:
         compile=settings.compile,
         quantize=settings.quantize,
         reproducible=settings.reproducible,
-        threads=threads,
+        threads=max(1, available_cores() // 2) if settings.target_threads == "auto" else settings.target_threads,
     )
-
-
-def _costs(
-    settings: Settings,
-    target: TorchTarget,
-    drafter: LlamaDrafter,
-    files: Sequence[Path],
-    cores: int,
-    progress: Progress,
-) -> Costs:
-    """The calibration of this hardware and pair, from the cache or measured now."""
-    on_cpu = target.device.type == "cpu"
-    threads = None if settings.draft_threads == "auto" else settings.draft_threads
-    about = [os.uname().nodename, cores, threads, settings.quantize, settings.compile, settings.reproducible]
-    about += [target.describe(), *(str(f) for f in files), *(f.stat().st_mtime_ns for f in files)]
-    name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:16]
-    stored = cache_dir() / "calibration" / f"{name}.json"
-    if stored.exists():
-        costs = Costs.from_dict(json.loads(stored.read_text()))
-        drafter.set_threads(costs.threads)
-        return costs
-    progress("measuring both devices", 0, 0)
-    costs = measure(target, drafter, CPU_WIDTHS if on_cpu else GPU_WIDTHS, cores // 2 + 1 if on_cpu else cores, threads)
-    stored.parent.mkdir(parents=True, exist_ok=True)
-    stored.write_text(json.dumps(costs.to_dict()))
-    return costs

@@ -1,0 +1,114 @@
+"""The draft tree against a naive model of it: a dict from path to facts, driven by random growth and outcomes."""
+
+from fakes import VOCAB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duochat.engine.lanes import Answer, Candidates
+from duochat.engine.tree import Acceptance, Tree
+
+
+def estimate(origin, rank, prob):
+    return 0.9 * prob / rank
+
+
+def all_of(tokens):
+    return None
+
+
+def path(tree, node):
+    tokens = []
+    while node is not tree.root:
+        tokens.append(node.token)
+        node = node.parent
+    return tuple(reversed(tokens))
+
+
+class NaiveTree:
+    """Paths of tokens below the root; every question is answered by looking at all of them."""
+
+    def __init__(self):
+        self.reach, self.expanded = {(): 1.0}, set()
+
+    def grow(self, at, tokens, probs):
+        self.expanded.add(at)
+        for rank, (token, prob) in enumerate(zip(tokens, probs, strict=True), 1):
+            self.reach[(*at, token)] = self.reach[at] * estimate("model", rank, prob)
+
+    def frontier(self):
+        return sorted((r for p, r in self.reach.items() if p not in self.expanded), reverse=True)
+
+    def best(self, n):
+        return sorted((r for p, r in self.reach.items() if p), reverse=True)[:n]
+
+    def reroot(self, prefix):
+        n, scale = len(prefix), self.reach.get(prefix, 1.0)
+        self.reach = {p[n:]: r / scale for p, r in self.reach.items() if p[:n] == prefix} or {(): 1.0}
+        self.expanded = {p[n:] for p in self.expanded if p[:n] == prefix}
+
+
+def candidates(draw):
+    tokens = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4, unique=True))
+    probs = sorted(draw(st.lists(st.floats(0.01, 0.99), min_size=len(tokens), max_size=len(tokens))), reverse=True)
+    return Candidates(tuple(tokens), tuple(probs))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_against_the_naive_tree(data):
+    tree, naive = Tree([1, 2, 3], estimate), NaiveTree()
+    drafted, fates = set(), []
+    for _ in range(data.draw(st.integers(1, 12))):
+        for _ in range(data.draw(st.integers(0, 4))):
+            nodes = tree.frontier(8)
+            assert close([n.reach for n in nodes], naive.frontier()[:8])
+            node = data.draw(st.sampled_from(nodes))
+            found = candidates(data.draw)
+            naive.grow(path(tree, node), found.tokens, found.probs)
+            tree.grow(node, found)
+        pending = tree.best(data.draw(st.integers(0, 6)))
+        assert close([n.reach for n in pending], naive.best(len(pending)))
+        for i, node in enumerate(pending):
+            assert node.parent is tree.root or node.parent in pending[:i]
+            tree.claim(node)
+        answer = [data.draw(wanted(row)) for row in (tree.root, *pending)]
+        before = len(tree.context)
+        outcome = tree.advance(pending, Answer(answer, [1.0] * len(answer), []), all_of)
+        naive.reroot(outcome.tokens)
+        assert tuple(tree.context[before:]) == outcome.tokens
+        drafted |= {d.id for d in tree.take_drafted()}
+        fates += [*outcome.accepted, *outcome.rejected, *outcome.ignored]
+        assert close(
+            sorted(n.reach for n in tree if n is not tree.root), sorted(r for p, r in naive.reach.items() if p)
+        )
+    fates += tree.close()
+    assert sorted(fates) == sorted(drafted)
+
+
+def wanted(node):
+    """A token of the target after this node: often one of its children."""
+    return st.one_of(st.sampled_from([c.token for c in node.children] or [0]), st.integers(0, VOCAB - 1))
+
+
+def close(left, right):
+    return len(left) == len(right) and all(abs(a - b) < 1e-9 for a, b in zip(left, right, strict=True))
+
+
+def test_acceptance_learns_from_verdicts():
+    acceptance, tree = Acceptance(), Tree([1], estimate)
+    tree.grow(tree.root, Candidates((7, 8), (0.9, 0.05)))
+    before = acceptance("model", 1, 0.9)
+    for _ in range(50):
+        acceptance.learn(tree.root.children[0], accepted=False)
+    assert acceptance("model", 1, 0.9) < before / 4
+    assert acceptance("model", 2, 0.9) == acceptance.prior("model", 2, 0.9)
+
+
+def test_two_sources_that_agree_make_one_node():
+    tree = Tree([1, 2, 3])
+    tree.graft([4, 5], [0.6, 0.8])
+    tree.grow(tree.root, Candidates((4, 9), (0.7, 0.2)))
+    first = tree.root.child(4)
+    assert [c.token for c in tree.root.children] == [4, 9]
+    assert (first.origin, first.child(5).origin) == ("both", "ngram")
+    assert first.edge > Acceptance.prior("model", 1, 0.7)

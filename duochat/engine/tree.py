@@ -140,7 +140,7 @@ class Tree:
                 self._agree(child, rank, prob)
 
     def _agree(self, child: Node, rank: int, prob: float) -> None:
-        """The draft model proposes what prompt lookup has hung here before: two sources agree."""
+        """The draft model and prompt lookup propose the same token here."""
         child.prob, child.rank, child.origin = prob, rank, "both"
         child.edge = self.acceptance("both", rank, prob)
         self._rescale()
@@ -153,6 +153,8 @@ class Tree:
             if child is None:
                 child = Node(token, node, node.position + 1, prob=prob, rank=1, origin=origin)
                 self._hang(child)
+            elif child.origin == "model":
+                self._agree(child, child.rank, child.prob)
             node = child
 
     def _hang(self, child: Node, alive: bool = True) -> None:

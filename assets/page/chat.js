@@ -1,0 +1,340 @@
+/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that ui.py sends. */
+(() => {
+  "use strict";
+  const { make, icon, button, toast, say, copy, remember, recall, actions } = window.duochat;
+  const tab = Math.random().toString(36).slice(2);
+  const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
+  const EXAMPLES = [
+    ["Explain an idea", "Explain in five sentences how speculative decoding makes a language model faster."],
+    ["Write code", "Write a Python function that checks whether a string is a palindrome, with two tests."],
+    ["Recall a formula", "State the quadratic formula and solve x² − 5x + 6 = 0 step by step."],
+    ["Tell a story", "Tell a short story about a lighthouse keeper who collects echoes."],
+  ];
+
+  class Chat {
+    constructor(element, { props, trigger, watch, server }) {
+      Object.assign(this, { props, trigger, server, conversation: "", messages: [], articles: new Map(), pending: new Map() });
+      this.busy = false;
+      this.heard = 0;
+      this.build(element);
+      watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
+      setInterval(() => this.listen(), 1000);
+      window.addEventListener("hashchange", () => this.open(decodeURIComponent(location.hash.slice(1))));
+      this.open(decodeURIComponent(location.hash.slice(1)) || recall("conversation"));
+    }
+
+    build(element) {
+      this.thread = make("div.dc-thread", { role: "region", "aria-label": "Conversation", tabindex: "0" });
+      this.list = make("div.dc-messages");
+      this.thread.append(this.list);
+      this.thread.addEventListener("scroll", () => this.noteScroll(), { passive: true });
+      this.down = button("down", "To the end", () => this.toEnd(true), "down");
+      this.state = new window.duochat.State();
+      this.composer = new window.duochat.Composer((text) => this.send(text), () => this.stop());
+      element.replaceChildren(make("div.dc-chat", {}, this.thread, this.down, make("div.dc-foot", {}, this.state.element, this.composer.element)));
+      this.noteScroll();
+      Object.assign(actions, {
+        newChat: () => this.open(""),
+        retry: () => this.last("assistant") && this.ask("retry", { message: this.last("assistant").id }),
+        edit: () => this.last("user") && this.edit(this.last("user")),
+        copy: () => this.last("assistant") && copy(this.last("assistant").text, this.composer.voice),
+        focus: () => this.composer.focus(),
+        escape: () => this.escape(),
+      });
+    }
+
+    last(role) {
+      return this.messages.filter((m) => m.role === role).pop();
+    }
+
+    escape() {
+      const editor = document.querySelector(".dc-editor");
+      if (editor) return editor.cancel();
+      if (window.duochat.isOpen("settings")) return window.duochat.toggle("settings");
+      if (this.busy) this.stop();
+    }
+
+    /* ---- asking ---- */
+
+    send(text) {
+      if (this.busy) return toast("An answer is being written: stop it first, or wait. Your text stays here."), false;
+      const last = this.messages[this.messages.length - 1];
+      this.ask("send", { text, after: last ? last.id : null });
+      this.pretend(text);
+      return true;
+    }
+
+    ask(kind, more = {}) {
+      if (this.busy && kind !== "send") return toast("An answer is being written: stop it first.");
+      const ticket = `${tab}-${Date.now()}`;
+      const late = setTimeout(() => this.refuse(ticket, "The server does not answer. Your text is kept: see whether DuoChat still runs, then send again."), 8000);
+      this.pending.set(ticket, { kind, late, text: more.text });
+      this.setBusy(true);
+      this.clearFaults();
+      this.trigger("ask", { kind, ticket, tab, conversation: this.conversation, ...more });
+    }
+
+    /** Show the user's message at once, before the server has stored it. */
+    pretend(text) {
+      this.list.querySelector(".dc-empty")?.remove();
+      const article = this.article({ id: "new", role: "user", text, versions: [] });
+      article.classList.add("sending");
+      this.list.append(article);
+      this.toEnd(true);
+    }
+
+    refuse(ticket, why) {
+      const asked = this.pending.get(ticket);
+      this.settle(ticket);
+      this.setBusy(false);
+      this.list.querySelector(".sending")?.remove();
+      if (asked?.kind === "send") this.composer.giveBack(asked.text);
+      if (asked?.kind === "edit") this.composer.giveBack(asked.text);
+      this.fault(why);
+    }
+
+    settle(ticket) {
+      clearTimeout(this.pending.get(ticket)?.late);
+      this.pending.delete(ticket);
+    }
+
+    async stop() {
+      this.state.stopping();
+      try {
+        await this.server.stop({ conversation: this.conversation });
+      } catch {
+        this.fault("The server could not be reached to stop the answer.");
+      }
+    }
+
+    open(conversation) {
+      if (conversation && conversation === this.conversation) return;
+      this.conversation = conversation;
+      this.point();
+      this.setBusy(false);
+      this.draw({ messages: [] });
+      this.state.show({ phase: "idle" });
+      this.composer.use(conversation);
+      this.trigger("open", { conversation, tab });
+      window.duochat.side_?.mark(conversation);
+      window.duochat.picture_?.clear();
+    }
+
+    point() {
+      remember("conversation", this.conversation);
+      history.replaceState(null, "", this.conversation ? `#${encodeURIComponent(this.conversation)}` : location.pathname + location.search);
+    }
+
+    /* ---- hearing ---- */
+
+    take(value) {
+      const asked = value.ticket && this.pending.get(value.ticket);
+      if (value.refused) return value.ticket ? this.refuse(value.ticket, value.refused) : this.fault(value.refused);
+      if (asked && !this.conversation && asked.kind === "send") this.adopt(value.conversation);
+      if (asked) this.settle(value.ticket);
+      if ((value.conversation || "") !== this.conversation) return;
+      this.heard = Date.now();
+      if (value.thread) this.draw(value.thread);
+      if (value.stream) this.grow(value.stream);
+      if (value.status) this.show(value.status);
+    }
+
+    adopt(conversation) {
+      this.conversation = conversation;
+      this.point();
+      this.composer.rename(conversation);
+      window.duochat.side_?.refresh(conversation);
+    }
+
+    show(status) {
+      const was = this.busy;
+      this.setBusy(!["idle", "done"].includes(status.phase));
+      this.state.show(status);
+      if (was && !this.busy) {
+        say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
+        window.duochat.side_?.refresh();
+      }
+    }
+
+    setBusy(busy) {
+      this.busy = busy;
+      this.heard = Date.now();
+      document.body.classList.toggle("dc-busy", busy);
+      this.composer.setBusy(busy);
+    }
+
+    /** Is somebody still there? Called every second. */
+    async listen() {
+      if (!this.busy || this.pending.size || this.asking || Date.now() - this.heard < SILENCE) return;
+      this.asking = true;
+      try {
+        const thread = await this.server.look({ conversation: this.conversation });
+        if (!thread) throw new Error("no answer");
+        this.state.lost(false);
+        this.setBusy(false);
+        this.draw(thread);
+        this.trigger("open", { conversation: this.conversation, tab });
+      } catch {
+        this.state.lost(true);
+        this.heard = Date.now() - SILENCE + 2000;
+      } finally {
+        this.asking = false;
+      }
+    }
+
+    /* ---- drawing ---- */
+
+    draw(thread) {
+      const stay = this.atEnd();
+      this.messages = thread.messages || [];
+      const kept = new Map();
+      for (const message of this.messages) {
+        const signature = JSON.stringify(message);
+        const old = this.articles.get(message.id);
+        const keep = old && (old.signature === signature || old.querySelector(".dc-editor"));
+        const article = keep ? old : this.article(message);
+        article.signature = keep ? old.signature : signature;
+        kept.set(message.id, article);
+      }
+      this.articles = kept;
+      const faults = [...this.list.querySelectorAll(":scope > .dc-fault")];
+      this.list.replaceChildren(...(kept.size ? kept.values() : [this.welcome()]), ...faults);
+      if (stay) this.toEnd();
+    }
+
+    welcome() {
+      const cards = EXAMPLES.map(([title, text]) =>
+        make("button.dc-card", { type: "button", onclick: () => this.composer.fill(text) }, make("b", {}, title), make("span", {}, text)));
+      return make("div.dc-empty", {}, make("h1", {}, "What shall we work on?"),
+        make("p", {}, "The draft guesses ahead on the CPU while the target decides on the GPU. Watch them beside the answer."),
+        make("div.dc-cards", {}, ...cards));
+    }
+
+    article(message) {
+      const mine = message.role === "user";
+      const body = make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
+      const article = make(`article.dc-message.${mine ? "mine" : "theirs"}`, { "aria-label": mine ? "You" : "Answer", "data-id": message.id }, body);
+      if (mine) body.textContent = message.text;
+      else this.blocks(body, 0, message.blocks || []);
+      if (!mine && !message.live) for (const note of this.notes(message)) article.append(note);
+      if (message.live) article.classList.add("live");
+      else if (message.id !== "new") article.append(this.tools(message));
+      return article;
+    }
+
+    notes(message) {
+      const notes = (message.notices || []).map((words) => make("p.dc-note", {}, words));
+      if (message.error) notes.push(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, message.error)));
+      if (message.finish === "cancelled") notes.push(make("p.dc-note", {}, "Stopped."));
+      if (message.finish === null) notes.push(make("p.dc-note", {}, "This answer was interrupted."));
+      if (message.finish === "length") notes.push(make("p.dc-note", {}, "The answer reached its longest length."));
+      return notes;
+    }
+
+    tools(message) {
+      const bar = make("div.dc-tools");
+      if (message.versions.length > 1) bar.append(this.versions(message));
+      const copying = button("copy", "Copy", () => copy(message.text, copying));
+      bar.append(copying, button("edit", "Edit", () => this.edit(message)));
+      if (message.role === "assistant") {
+        bar.append(button("retry", "Answer again", () => this.ask("retry", { message: message.id })));
+        if (message.text && message.finish !== "stop" && !message.edited)
+          bar.append(make("button.dc-text", { type: "button", onclick: () => this.ask("continue", { message: message.id }), html: icon("forward") }, "Continue"));
+        if (message.figures?.tokens) bar.append(button("lanes", "Show how it was made", () => window.duochat.picture_?.of(message.id)), this.figures(message.figures));
+      } else if (this.last("user")?.id === message.id) bar.append(button("undo", "Take back", () => this.undo(message)));
+      return bar;
+    }
+
+    versions(message) {
+      const at = message.versions.indexOf(message.id), all = message.versions;
+      const go = (step) => async () => this.accept(await this.server.choose({ conversation: this.conversation, message: all[at + step] }));
+      const before = button("left", "Version before", go(-1)), after = button("right", "Next version", go(1));
+      before.disabled = at <= 0;
+      after.disabled = at >= all.length - 1;
+      return make("span.dc-versions", {}, before, make("span", { "aria-label": `Version ${at + 1} of ${all.length}` }, `${at + 1}/${all.length}`), after);
+    }
+
+    figures(f) {
+      const parts = [`${f.tokens} tokens`, f.rate && `${f.rate.toFixed(1)} tok/s`, f.alpha && `α ${f.alpha.toFixed(2)}`, f.tau && `τ ${f.tau.toFixed(2)}`, window.duochat.DECODERS[f.decoder]];
+      return make("span.dc-figures", {}, parts.filter(Boolean).join(" · "));
+    }
+
+    accept(thread) {
+      if (!thread || thread.refused) return this.fault(thread?.refused || "The server does not answer.");
+      this.draw(thread);
+      if (thread.text) this.composer.giveBack(thread.text);
+    }
+
+    async undo(message) {
+      if (this.busy) return toast("An answer is being written: stop it first.");
+      this.accept(await this.server.change({ do: "undo", conversation: this.conversation, message: message.id }));
+    }
+
+    edit(message) {
+      if (this.busy) return toast("An answer is being written: stop it first.");
+      const article = this.articles.get(message.id);
+      if (!article || article.querySelector(".dc-editor")) return;
+      const editor = window.duochat.editor(message, (text) => this.ask("edit", { message: message.id, text }));
+      article.append(editor);
+      article.classList.add("editing");
+      editor.querySelector("textarea").focus();
+    }
+
+    /** The growing answer: blocks from the first that changed. */
+    grow({ message, from, blocks }) {
+      const article = this.articles.get(message);
+      const body = article?.querySelector(".dc-body");
+      if (!body || body.children.length < from) return this.resync();
+      const stay = this.atEnd();
+      this.blocks(body, from, blocks);
+      if (stay) this.toEnd();
+    }
+
+    blocks(body, from, blocks) {
+      blocks.forEach((html, i) => {
+        let block = body.children[from + i];
+        if (!block) body.append((block = make("div.dc-block")));
+        if (block.source === html) return;
+        block.source = html;
+        block.innerHTML = html;
+        window.duochat.dress(block);
+      });
+      while (body.children.length > from + blocks.length) body.lastChild.remove();
+    }
+
+    async resync() {
+      if (this.syncing) return;
+      this.syncing = true;
+      try {
+        this.draw(await this.server.look({ conversation: this.conversation }));
+      } finally {
+        this.syncing = false;
+      }
+    }
+
+    fault(words) {
+      this.list.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, words)));
+      this.toEnd(true);
+    }
+
+    clearFaults() {
+      this.list.querySelectorAll(":scope > .dc-fault").forEach((n) => n.remove());
+    }
+
+    atEnd() {
+      const t = this.thread;
+      return t.scrollHeight - t.scrollTop - t.clientHeight < 80;
+    }
+
+    toEnd(always) {
+      this.thread.scrollTop = this.thread.scrollHeight;
+      if (always) this.noteScroll();
+    }
+
+    noteScroll() {
+      this.down.classList.toggle("shown", !this.atEnd());
+    }
+  }
+
+  window.duochat.chat = (element, tools) => (window.duochat.chat_ = new Chat(element, tools));
+})();

@@ -1,0 +1,201 @@
+/* The side bar: conversations by day, search, rename, delete with undo, export and import. */
+(() => {
+  "use strict";
+  const { make, icon, button, toast, save, actions } = window.duochat;
+  const DAY = 86400;
+  const LARGEST_IMPORT = 20e6; // bytes
+
+  class Side {
+    constructor(element, { server }) {
+      Object.assign(this, { server, open: "" });
+      this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the conversations", oninput: () => this.later() });
+      this.list = make("nav.dc-list", { "aria-label": "Conversations" });
+      this.file = make("input", { type: "file", accept: ".json,.md,application/json,text/markdown", hidden: true, onchange: () => this.import() });
+      element.replaceChildren(make("div.dc-side", {},
+        make("div.dc-brand", {}, make("img", { src: "page/icon.svg", alt: "", width: 26, height: 26 }), make("b", {}, "DuoChat")),
+        make("button.dc-new", { type: "button", title: "New chat (Alt + N)", onclick: () => actions.newChat(), html: icon("plus") }, make("span", {}, "New chat")),
+        make("label.dc-search", { html: icon("search") }, this.search),
+        this.list,
+        make("footer", {}, this.file,
+          make("button.dc-text", { type: "button", onclick: () => this.file.click(), html: icon("import") }, make("span", {}, "Import")),
+          make("button.dc-text", { type: "button", onclick: () => window.duochat.help(), html: icon("help") }, make("span", {}, "Shortcuts")))));
+      actions.search = () => this.find();
+      document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
+      this.refresh();
+    }
+
+    later() {
+      clearTimeout(this.timer);
+      this.timer = setTimeout(() => this.refresh(), 150);
+    }
+
+    find() {
+      if (!window.duochat.isOpen("side-bar")) window.duochat.toggle("side-bar");
+      this.search.focus();
+      this.search.select();
+    }
+
+    async refresh(open = this.open || window.duochat.chat_?.conversation) {
+      let found;
+      try {
+        found = await this.server.list({ query: this.search.value });
+      } catch {
+        return;
+      }
+      this.open = open;
+      if (!found || found.refused) return;
+      this.draw(found.conversations);
+      this.mark(this.open);
+    }
+
+    mark(open) {
+      this.open = open;
+      for (const item of this.list.querySelectorAll("[data-id]"))
+        item.querySelector("a").toggleAttribute("aria-current", item.dataset.id === open);
+    }
+
+    draw(conversations) {
+      const groups = new Map();
+      for (const c of conversations) {
+        const name = age(c.updated);
+        if (!groups.has(name)) groups.set(name, []);
+        groups.get(name).push(this.item(c));
+      }
+      const none = make("p.dc-none", {}, this.search.value ? "Nothing found" : "No conversations yet");
+      this.list.replaceChildren(...(groups.size ? [...groups].flatMap(([name, items]) => [make("h3", {}, name), make("ul", {}, ...items)]) : [none]));
+    }
+
+    item(c) {
+      const link = make("a", { href: `#${encodeURIComponent(c.id)}`, title: c.title }, c.running ? make("i.dc-running", { title: "Being answered" }) : null, c.title || "Untitled");
+      const menu = make("details.dc-menu", {}, make("summary", { "aria-label": `Actions for ${c.title}`, title: "Actions" }, "⋯"),
+        make("div", {},
+          this.choice("edit", "Rename", () => this.rename(item, c)),
+          this.choice("export", "Save as Markdown", () => this.export(c, "markdown")),
+          this.choice("export", "Save as JSON", () => this.export(c, "json")),
+          this.choice("trash", "Delete", () => this.delete(c))));
+      const item = make("li", { "data-id": c.id }, link, menu);
+      link.addEventListener("click", () => innerWidth < 768 && window.duochat.toggle("side-bar"));
+      link.addEventListener("dblclick", (e) => (e.preventDefault(), this.rename(item, c)));
+      link.addEventListener("keydown", (e) => e.key === "F2" ? this.rename(item, c) : e.key === "Delete" && this.delete(c));
+      return item;
+    }
+
+    choice(sign, words, does) {
+      return make("button", { type: "button", onclick: (e) => (e.target.closest("details").removeAttribute("open"), does()), html: icon(sign) }, make("span", {}, words));
+    }
+
+    async ask(action) {
+      try {
+        const answer = await this.server.change(action);
+        if (answer?.refused) throw new Error(answer.refused);
+        return answer || {};
+      } catch (fault) {
+        toast(fault.message || "The server does not answer: see whether DuoChat still runs.");
+        return null;
+      }
+    }
+
+    rename(item, c) {
+      const box = make("input", { type: "text", value: c.title, "aria-label": "New name", maxlength: "120" });
+      const link = item.querySelector("a");
+      let over = false;
+      const finish = async (keep) => {
+        if (over) return;
+        over = true;
+        box.replaceWith(link);
+        if (!keep || !box.value.trim() || box.value === c.title) return;
+        await this.ask({ do: "rename", conversation: c.id, title: box.value.trim() });
+        this.refresh();
+      };
+      box.addEventListener("keydown", (e) => {
+        e.stopPropagation();
+        if (e.key === "Enter") finish(true);
+        if (e.key === "Escape") finish(false);
+      });
+      box.addEventListener("blur", () => finish(true));
+      link.replaceWith(box);
+      box.focus();
+      box.select();
+    }
+
+    async delete(c) {
+      if (!(await this.ask({ do: "delete", conversation: c.id }))) return;
+      if (this.open === c.id) actions.newChat();
+      this.refresh("");
+      toast(`Deleted “${c.title}”`, ["Undo", async () => (await this.ask({ do: "restore", conversation: c.id }), this.refresh())]);
+    }
+
+    async export(c, form) {
+      const answer = await this.ask({ do: "export", conversation: c.id, form });
+      if (answer) save(answer.name, answer.text, form === "json" ? "application/json" : "text/markdown");
+    }
+
+    async import() {
+      const [file] = this.file.files;
+      this.file.value = "";
+      if (!file) return;
+      if (file.size > LARGEST_IMPORT) return toast("That file is larger than 20 MB: choose one that DuoChat saved.");
+      const answer = await this.ask({ do: "import", text: await file.text(), name: file.name });
+      if (!answer) return;
+      await this.refresh();
+      window.duochat.chat_.open(answer.conversation);
+      toast(`Imported “${file.name}”`);
+    }
+  }
+
+  /** The group that a time (seconds) belongs to. */
+  const age = (at) => {
+    const midnight = new Date().setHours(0, 0, 0, 0) / 1000;
+    if (at >= midnight) return "Today";
+    if (at >= midnight - DAY) return "Yesterday";
+    return at >= midnight - 7 * DAY ? "This week" : "Earlier";
+  };
+
+  document.addEventListener("click", (e) => {
+    for (const menu of document.querySelectorAll("details.dc-menu[open]")) if (!menu.contains(e.target)) menu.removeAttribute("open");
+  });
+
+  window.duochat.side = (element, tools) => (window.duochat.side_ = new Side(element, tools));
+
+  /* ---- the picture's frame ---- */
+
+  /** Hands the frames of the answer on screen to picture.js, and fetches the whole picture when some were lost. */
+  class Frame {
+    constructor(element, { props, watch, server }) {
+      Object.assign(this, { props, server });
+      this.place = make("div.dc-picture");
+      element.replaceChildren(this.place);
+      watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
+      actions.togglePicture = () => document.body.classList.toggle("dc-no-picture");
+    }
+
+    take({ conversation, message, frames }) {
+      if (conversation !== window.duochat.chat_?.conversation || !frames) return;
+      this.message = message;
+      for (const frame of frames) this.draw(frame);
+    }
+
+    draw(frame) {
+      window.duochatPicture?.(this.place, frame, () => this.of(this.message));
+    }
+
+    async of(message) {
+      if (this.fetching) return;
+      this.fetching = true;
+      try {
+        const answer = await this.server.picture({ conversation: window.duochat.chat_.conversation, message });
+        if (answer?.refused) toast(answer.refused);
+        else if (answer) (document.body.classList.remove("dc-no-picture"), this.draw(answer));
+      } finally {
+        this.fetching = false;
+      }
+    }
+
+    clear() {
+      delete this.place.duochat;
+      this.place.replaceChildren();
+    }
+  }
+
+  window.duochat.picture = (element, tools) => (window.duochat.picture_ = new Frame(element, tools));
+})();

@@ -1,0 +1,196 @@
+"""The page: Gradio Blocks with the chat, the picture and the tabs, and `launch`, which serves it.
+
+Gradio carries values; `assets/page/*.js` draws them. Every handler answers with a value also when it fails, so the
+page never waits for something that will not come.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio asks outside hosts otherwise
+
+import gradio as gr
+
+from duochat import DuoChatError
+from duochat.app import ui_web
+from duochat.app.chat import Options
+from duochat.app.store import Store
+from duochat.app.ui_room import Room
+from duochat.app.ui_settings import Controls, options_from, options_of
+
+MANY_TABS = 1000  # tabs remembered
+UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
+QUIET = {"show_progress": "hidden", "api_visibility": "private"}
+LIVE = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
+HEAD = """
+<meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">
+<meta name="color-scheme" content="light dark">
+<link rel="manifest" href="manifest.json"><link rel="icon" href="page/icon.svg" type="image/svg+xml">
+{styles}{scripts}
+"""
+STYLES = ("page.css", "chat.css", "picture.css")
+SCRIPTS = ("frame.js", "write.js", "chat.js", "side.js", "picture.js")
+PART = "duochat.{name}(element, {{ props, trigger, watch, server }}); /* {events} */"
+
+log = logging.getLogger("duochat")
+
+
+class Page:
+    """The Blocks of the page and their handlers."""
+
+    def __init__(self, room: Room, context_length: int) -> None:
+        self.room, self.context_length = room, context_length
+        self._looks: OrderedDict[str, int] = OrderedDict()  # tab -> its latest look; older ones end
+        self._count = itertools.count(1)
+        self.blocks = gr.Blocks(title="DuoChat", analytics_enabled=False, fill_width=True)
+        with self.blocks:
+            self._build()
+
+    def _build(self) -> None:
+        room = self.room
+        with gr.Sidebar(width=272, elem_id="side-bar"):
+            self.side = part("side", serve=[room.list, room.change])
+        with gr.Tabs(elem_id="tabs"), gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
+            self.chat = part("chat", "'ask' 'open'", serve=[room.stop, room.look, room.choose])
+            self.picture = part("picture", serve=[room.picture])
+        with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
+            self.controls = Controls(room.defaults, self.context_length)
+        shown = [self.chat, self.picture, *self.controls.inputs, self.controls.preset]
+        self.chat.ask(self.ask, self.controls.inputs, shown[:2], **LIVE)
+        self.chat.open(self.open, None, shown, **LIVE)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, event: gr.EventData, *values: Any) -> AsyncIterator[tuple[Any, Any]]:
+        """Send, retry, edit or continue; then show the answer as it comes."""
+        action = dict(event._data or {})
+        ticket = action.get("ticket")
+        try:
+            options = options_from(values, self.context_length)
+            conversation = self.room.ask(action, options)
+            async for shown in self._watch(str(action.get("tab")), conversation):
+                yield numbered(shown, ticket=ticket)
+        except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
+            yield numbered({"refused": sentence(fault)}, ticket=ticket)
+
+    async def open(self, event: gr.EventData) -> AsyncIterator[tuple[Any, ...]]:
+        """Show a conversation, and its answer if one is being written."""
+        action = dict(event._data or {})
+        conversation = str(action.get("conversation") or "")
+        skipped = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
+        settings = skipped
+        try:
+            if found := self.room.store.get(conversation):
+                settings = self.controls.updates(options_of(found.settings, self.room.defaults))
+            async for shown in self._watch(str(action.get("tab")), conversation):
+                yield (*numbered(shown), *settings)
+                settings = skipped
+        except Exception as fault:  # noqa: BLE001
+            yield (*numbered({"refused": sentence(fault)}), *skipped)
+
+    async def _watch(self, tab: str, conversation: str) -> AsyncIterator[dict[str, Any]]:
+        mine = self._looks[tab] = next(self._count)
+        self._looks.move_to_end(tab)
+        while len(self._looks) > MANY_TABS:
+            self._looks.popitem(last=False)
+        async for shown in self.room.watch(conversation, lambda: self._looks.get(tab) == mine):
+            yield {"conversation": conversation, **shown}
+
+
+def part(name: str, events: str = "", serve: Sequence[Callable[..., Any]] = ()) -> gr.HTML:
+    """A gr.HTML that a script of the page draws: duochat.<name>(element, tools)."""
+    return gr.HTML(
+        value="", html_template="<div></div>", js_on_load=PART.format(name=name, events=events), elem_id=name,
+        apply_default_css=False, server_functions=[served(do) for do in serve],
+    )  # fmt: skip
+
+
+_serial = itertools.count(1)
+
+
+def numbered(shown: dict[str, Any], ticket: Any = None) -> tuple[Any, Any]:
+    """Values for the chat and the picture; every value differs from the one before, so that none goes unnoticed."""
+    serial = next(_serial)
+    frames = shown.pop("frames", None)
+    of = {"serial": serial, "conversation": shown.get("conversation"), "message": shown.pop("message", None)}
+    return wire({"serial": serial, "ticket": ticket, **shown}), wire({**of, "frames": frames}) if frames else gr.skip()
+
+
+def wire(value: dict[str, Any]) -> str:
+    """JSON as one string: Gradio sends structured values as patches, which its client cannot always apply."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def served(do: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """For the page's scripts, which call it as server.<name>(action): what `do` gives, or {"refused": sentence}."""
+
+    def call(action: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return do(dict(action or {}))
+        except Exception as fault:  # noqa: BLE001
+            return {"refused": sentence(fault)}
+
+    call.__name__ = do.__name__
+    return call
+
+
+def sentence(fault: Exception) -> str:
+    """What the user reads of a fault; one that nobody expected is logged too."""
+    if isinstance(fault, DuoChatError):
+        return str(fault)
+    log.error("the page failed", exc_info=fault)
+    return UNEXPECTED.format(type(fault).__name__)
+
+
+def head() -> str:
+    """Links to the page's own styles and scripts, with their age so that no browser keeps an old one."""
+
+    def tag(pattern: str, names: tuple[str, ...]) -> str:
+        files = [ui_web.PAGE / name for name in names]
+        return "".join(pattern.format(f"page/{f.name}?{f.stat().st_mtime_ns}") for f in files if f.exists())
+
+    katex = sorted(Path(gr.__file__).parent.glob("templates/frontend/assets/katex-*"))
+    styles = tag('<link rel="stylesheet" href="{}">', STYLES)
+    for file in katex:  # Gradio's own copy typesets formulas; without it their source is shown
+        styles += f'<link rel="stylesheet" href="assets/{file.name}">' if file.suffix == ".css" else ""
+        styles += f'<meta name="katex" content="/assets/{file.name}">' if file.suffix == ".js" else ""
+    return HEAD.format(styles=styles, scripts=tag('<script src="{}"></script>', SCRIPTS))
+
+
+def launch(
+    settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
+    open_browser: bool = False, worker: Any = None, store: Store | None = None,
+) -> None:  # fmt: skip
+    """Serve the page until interrupted.
+
+    auth: (user, password), required when host is not loopback. worker: what answers (`reply`), by default a Worker of
+    the settings. Raises DuoChatError when the address cannot be used.
+    """
+    ui_web.check_address(host, port, auth)
+    if worker is None:
+        from duochat.app.worker import Worker
+
+        worker = Worker(settings)
+    room = Room(worker, store or Store(), Options.of(settings))
+    page = Page(room, settings.context_length)
+    app = gr.mount_gradio_app(
+        ui_web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, footer_links=[], run_history=False,
+        auth=auth, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False, mcp_server=False,
+        theme=theme(),
+    )  # fmt: skip
+    ui_web.serve(app, host, port, open_browser)
+
+
+def theme() -> gr.themes.Base:
+    """System fonts: nothing is fetched from a font server."""
+    sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
+    mono = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace")
+    return gr.themes.Base(font=sans, font_mono=mono, primary_hue="blue", neutral_hue="stone", radius_size="lg")

@@ -1,0 +1,158 @@
+"""The web server around the page: only this machine's browser, no other host, no route that the page does not use."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import socket
+import threading
+import webbrowser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from duochat import DuoChatError
+
+PAGE = Path(__file__).resolve().parents[2] / "assets" / "page"
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+USED = (
+    "/assets/", "/static/", "/page/", "/gradio_api/queue/", "/gradio_api/run/", "/gradio_api/component_server",
+    "/gradio_api/cancel", "/gradio_api/info", "/gradio_api/reset", "/gradio_api/heartbeat/", "/gradio_api/startup-events", "/theme.css",
+    "/config", "/login", "/logout", "/manifest.json", "/favicon.ico", "/robots.txt", "/svelte/",
+)  # fmt: skip
+
+
+class Guard:
+    """Refuses other origins and unused routes; adds the headers that bind the browser to this host."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] == "websocket" or not self._allowed(scope):
+            return await PlainTextResponse("Not allowed.", status_code=403)(scope, receive, send)
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                has = {name.lower() for name, _ in message.get("headers", ())}
+                message["headers"] = [*message.get("headers", ()), *(h for h in HEADERS if h[0] not in has)]
+            await send(message)
+
+        await self.app(scope, receive, send_guarded)
+
+    @staticmethod
+    def _allowed(scope: Scope) -> bool:
+        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
+        origin, path = headers.get("origin"), scope["path"]
+        same = origin is None or urlsplit(origin).netloc == headers.get("host")
+        return same and (path == "/" or path.startswith(USED))
+
+
+class Index:
+    """Puts the page's own head into the document and a fresh nonce on each of its scripts.
+
+    Gradio adds `head` by script, late and in no order; with the nonce no other inline script runs, also if an
+    answer's markup ever got through.
+    """
+
+    def __init__(self, app: ASGIApp, head: str) -> None:
+        self.app, self.head = app, head
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/":
+            return await self.app(scope, receive, send)
+        start: Message = {}
+        body = bytearray()
+
+        async def send_whole(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            elif message["type"] == "http.response.body":
+                body.extend(message.get("body", b""))
+                if not message.get("more_body"):
+                    for part in self._rewritten(start, bytes(body)):
+                        await send(part)
+
+        await self.app(scope, receive, send_whole)
+
+    def _rewritten(self, start: Message, body: bytes) -> tuple[Message, Message]:
+        nonce = secrets.token_urlsafe(16)
+        page = body.decode("utf-8").replace("</head>", self.head + "</head>", 1)
+        page = re.sub(r"<script(?=[\s>])", f'<script nonce="{nonce}"', page)
+        whole = page.encode("utf-8")
+        headers = [(k, v) for k, v in start.get("headers", ()) if k.lower() not in (b"content-length", POLICY_NAME)]
+        headers += [(b"content-length", str(len(whole)).encode()), (POLICY_NAME, policy(nonce).encode())]
+        return {**start, "headers": headers}, {"type": "http.response.body", "body": whole}
+
+
+def policy(nonce: str = "") -> str:
+    """The Content-Security-Policy. 'unsafe-eval' is what gr.HTML's scripts need."""
+    own = f"'self' 'nonce-{nonce}'" if nonce else "'self'"
+    return (
+        f"default-src 'self'; script-src {own} 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; media-src 'self' blob:; "
+        "frame-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    )
+
+
+POLICY_NAME = b"content-security-policy"
+HEADERS = [
+    (POLICY_NAME, policy().encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
+MANIFEST = {
+    "name": "DuoChat", "short_name": "DuoChat", "start_url": "./", "scope": "./", "display": "standalone",
+    "background_color": "#fbfaf8", "theme_color": "#fbfaf8",
+    "description": "Chat that drafts on the CPU and verifies on the GPU at the same time.",
+    "icons": [{"src": "page/icon.svg", "sizes": "any", "type": "image/svg+xml", "purpose": "any"}],
+}  # fmt: skip
+
+
+def make_app(host: str, head: str) -> FastAPI:
+    """The empty web app with its guards; the page is mounted on it. head: HTML for the document's head."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Index, head=head)
+    app.add_middleware(Guard)
+    if host in LOOPBACK:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+    app.add_api_route("/manifest.json", lambda: JSONResponse(MANIFEST), methods=["GET"])
+    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    return app
+
+
+def check_address(host: str, port: int, auth: tuple[str, str] | None) -> None:
+    """Raises DuoChatError when the address is open to others without a password, or taken."""
+    if host not in LOOPBACK and not auth:
+        raise DuoChatError(f"Binding to {host} lets others in: add --auth user:password.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError as fault:
+            raise DuoChatError(
+                f"Port {port} on {host} cannot be used ({fault.strerror}): choose another with --port."
+            ) from fault
+
+
+def serve(app: FastAPI, host: str, port: int, open_browser: bool) -> None:
+    """Serve until interrupted."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, host=host.strip("[]"), port=port, log_level="warning", timeout_graceful_shutdown=2)
+    )
+    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    print(f"DuoChat is at {url}", flush=True)
+    if open_browser:
+        threading.Timer(1.0, webbrowser.open, (url,)).start()
+    server.run()

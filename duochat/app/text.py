@@ -22,7 +22,7 @@ from duochat import DuoChatError
 
 Messages = Sequence[dict[str, str]]  # [{"role": "system" | "user" | "assistant", "content": text}, ...]
 
-PART_OF_CHARACTER = "…"  # shown for a drafted token that is no whole character
+CHARACTER_PART = "…"  # shown for a drafted token that is no whole character
 
 # For models without a template: the transcript that Vicuna was trained on, which base models also continue sensibly.
 TRANSCRIPT = (
@@ -52,8 +52,8 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Read a model's folder. Raises DuoChatError when it has no usable tokenizer.json or template."""
+    def load(cls, folder: Path, template: str = "") -> Tokenizer:
+        """Read a model's folder; a given template replaces its own. Raises DuoChatError when something is unusable."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
@@ -62,7 +62,7 @@ class Tokenizer:
         except Exception as fault:  # the tokenizers library raises nothing narrower
             raise DuoChatError(f"{path} is not a usable tokenizer ({fault}): fetch the model again.") from fault
         config = _read_json(folder / "tokenizer_config.json")
-        return cls(tokens, _template_of(folder, config), _special_of(config))
+        return cls(tokens, template or _template_of(folder, config), _special_of(config))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text in which special tokens may be written out, as templates do."""
@@ -125,7 +125,7 @@ class Tokenizer:
         try:
             return self.bytes_of(token).decode()
         except UnicodeDecodeError:
-            return PART_OF_CHARACTER
+            return CHARACTER_PART
 
 
 class AnswerText:

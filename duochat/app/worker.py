@@ -38,10 +38,9 @@ GRACE = 0.3  # seconds that a cancelled request waits for the engine's own last 
 def load_chat(settings: Any, progress: Progress) -> Chat:
     """Load both lanes and the target's tokenizer as the settings say. Raises DuoChatError."""
     from duochat.engine.engine import Engine  # torch and llama_cpp are loaded in the child alone
-    from duochat.models import fetch, target_folder
 
     engine = Engine.load(settings, progress)
-    return Chat(engine, Tokenizer.load(target_folder(fetch(settings.target, progress), progress)))
+    return Chat(engine, Tokenizer.load(engine.folder, settings.chat_template))
 
 
 # ---------------------------------------------------------------- the child

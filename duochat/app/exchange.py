@@ -1,0 +1,242 @@
+"""Conversations as files: JSON with everything, Markdown of what is on view. Pure; `store` reads and writes with it.
+
+What `dump` and `markdown` write, `parse` reads back. It trusts nothing: a file from elsewhere is checked before
+anything of it is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any
+
+from duochat import DuoChatError
+from duochat.app.chat import ROLES, Step, plain
+
+FORMAT = "duochat-conversations"
+VERSION = 1
+LARGEST = 100_000_000  # characters of a file
+HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
+_NAMES = "|".join(HEADINGS.values())
+_HEADING = rf"## (?:{_NAMES})[ \t]*$"
+TITLE = re.compile(rf"^# (.*)\n+(?={_HEADING})", re.MULTILINE)
+MESSAGE = re.compile(rf"^## ({_NAMES})[ \t]*$", re.MULTILINE)
+LOOKALIKE = re.compile(rf"^\\*(?:{_HEADING}|# .*\Z)", re.MULTILINE)  # in a message: gets a backslash
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message in a file. key: its number there; parent: the key of the message before it, None for a first one."""
+
+    key: int
+    parent: int | None
+    role: str
+    content: str
+    meta: dict[str, Any] = field(default_factory=dict)
+    created: float | None = None  # seconds since 1970; None: unknown
+    trace: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A conversation in a file: all its branches, parents before children. leaf: key of the last message on view."""
+
+    title: str
+    entries: tuple[Entry, ...]
+    leaf: int | None
+    settings: dict[str, Any] = field(default_factory=dict)
+    created: float | None = None
+    updated: float | None = None
+
+
+def dump(parcels: Iterable[Parcel]) -> str:
+    """The JSON file of some conversations."""
+    body = {"format": FORMAT, "version": VERSION, "conversations": [_parcel_dict(p) for p in parcels]}
+    return json.dumps(body, ensure_ascii=False, indent=1, default=plain)
+
+
+def _parcel_dict(parcel: Parcel) -> dict[str, Any]:
+    return {
+        "title": parcel.title,
+        "created": parcel.created,
+        "updated": parcel.updated,
+        "settings": parcel.settings,
+        "leaf": parcel.leaf,
+        "messages": [_entry_dict(e) for e in parcel.entries],
+    }
+
+
+def _entry_dict(entry: Entry) -> dict[str, Any]:
+    body = {"id": entry.key, "parent": entry.parent, "role": entry.role, "content": entry.content}
+    body |= {"created": entry.created, "meta": entry.meta}
+    return body | ({"trace": entry.trace} if entry.trace else {})
+
+
+def markdown(parcels: Iterable[Parcel]) -> str:
+    """The Markdown file of some conversations: a heading for each and for each message, branches left out."""
+    return "\n".join(_markdown_one(p) for p in parcels)
+
+
+def _markdown_one(parcel: Parcel) -> str:
+    blocks = [f"# {' '.join(parcel.title.split()) or 'Conversation'}\n"]
+    blocks += [f"## {HEADINGS[e.role]}\n\n{LOOKALIKE.sub(_backslash, e.content)}\n" for e in shown(parcel)]
+    return "\n".join(blocks)
+
+
+def _backslash(match: re.Match[str]) -> str:
+    return "\\" + match[0]
+
+
+def shown(parcel: Parcel) -> list[Entry]:
+    """The messages on view, the first one first."""
+    by_key, path, key = {e.key: e for e in parcel.entries}, [], parcel.leaf
+    while key is not None:
+        path.append(by_key[key])
+        key = path[-1].parent
+    return path[::-1]
+
+
+def parse(text: str) -> list[Parcel]:
+    """The conversations of an exported file, JSON or Markdown. Raises DuoChatError that says what is wrong with it."""
+    if len(text) > LARGEST:
+        raise DuoChatError(f"This file has more than {LARGEST // 10**6} million characters: export fewer at once.")
+    text = text.lstrip("\ufeff")
+    try:
+        found = _parse_json(text) if text.lstrip().startswith("{") else _parse_markdown(text)
+    except (ValueError, RecursionError) as fault:
+        raise DuoChatError(f"This is no export of DuoChat ({fault}): choose a file that Export has made.") from fault
+    if not found:
+        raise DuoChatError("This file holds no conversation: choose a file that Export has made.")
+    return found
+
+
+def _parse_json(text: str) -> list[Parcel]:
+    body = json.loads(text, parse_constant=_refuse_constant)
+    if body.get("format") != FORMAT:
+        raise ValueError(f'it does not say "format": "{FORMAT}"')
+    if body.get("version") != VERSION:
+        raise ValueError(f"its version is {body.get('version')}, this DuoChat reads {VERSION}")
+    conversations = _typed(body, "conversations", list)
+    return [_read_parcel(_within(conversations, i, "conversations")) for i in range(len(conversations))]
+
+
+def _read_parcel(raw: dict[str, Any]) -> Parcel:
+    messages = _typed(raw, "messages", list)
+    entries: dict[int, Entry] = {}
+    for i in range(len(messages)):
+        entry = _read_entry(_within(messages, i, "messages"))
+        if entry.key in entries or (entry.parent is not None and entry.parent not in entries):
+            raise ValueError(f"message {entry.key} is there twice or comes before the one it answers")
+        entries[entry.key] = entry
+    leaf = _typed(raw, "leaf", int, None)
+    if leaf is not None and leaf not in entries:
+        raise ValueError(f"its last message {leaf} is missing")
+    return Parcel(
+        title=_typed(raw, "title", str, ""),
+        entries=tuple(entries.values()),
+        leaf=leaf,
+        settings=_typed(raw, "settings", dict, None) or {},
+        created=_time(raw, "created"),
+        updated=_time(raw, "updated"),
+    )
+
+
+def _read_entry(raw: dict[str, Any]) -> Entry:
+    role = _typed(raw, "role", str)
+    if role not in ROLES:
+        raise ValueError(f"a message has the role {role!r}")
+    return Entry(
+        key=_typed(raw, "id", int),
+        parent=_typed(raw, "parent", int, None),
+        role=role,
+        content=_typed(raw, "content", str),
+        meta=_typed(raw, "meta", dict, None) or {},
+        created=_time(raw, "created"),
+        trace=tuple(map(_read_step, _typed(raw, "trace", list, None) or ())),
+    )
+
+
+def _read_step(raw: Any) -> Step:
+    step = Step.from_json(raw) if isinstance(raw, dict) else None
+    if step is None or not _sound(step):
+        raise ValueError("a trace holds values of a wrong kind")
+    return step
+
+
+def _sound(value: Any) -> bool:
+    """Do all fields of a record, and of the records in it, hold what their annotations say?"""
+    return all(_fits(getattr(value, f.name), f.type) for f in fields(value))
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Is the value of the annotated kind, such as "tuple[int, ...]" or "str | None"? Numbers must be finite."""
+    if kind.endswith(" | None"):
+        return value is None or _fits(value, kind.removesuffix(" | None"))
+    if kind.startswith("tuple["):
+        inner = kind[6:-1].split(", ")
+        kinds = [inner[0]] * len(value) if inner[-1] == "..." else inner
+        return len(kinds) == len(value) and all(map(_fits, value, kinds))
+    if kind.startswith("Mapping["):
+        return all(isinstance(v, str) for v in value.values())
+    if kind == "float":
+        return isinstance(value, int | float) and isfinite(value)
+    if kind in ("int", "str", "bool"):
+        return type(value).__name__ == kind
+    return _sound(value)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+_REQUIRED = object()
+
+
+def _typed(raw: dict[str, Any], key: str, kind: type, default: Any = _REQUIRED) -> Any:
+    """raw[key], which must be of the kind; absent or null gives the default, if there is one."""
+    value = raw.get(key)
+    if value is None and default is not _REQUIRED:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{key!r} is missing or no {kind.__name__}")
+    return value
+
+
+def _time(raw: dict[str, Any], key: str) -> float | None:
+    value = raw.get(key)
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e11 else None
+
+
+def _within(items: Sequence[Any], index: int, name: str) -> dict[str, Any]:
+    if not isinstance(items[index], dict):
+        raise ValueError(f"{name}[{index}] is no object")
+    return items[index]
+
+
+def _parse_markdown(text: str) -> list[Parcel]:
+    """Each "# title" before a message begins a conversation, each "## You", "## Assistant", "## System" a message."""
+    parts = TITLE.split(text.replace("\r\n", "\n") + "\n")
+    if MESSAGE.search(parts[0]):
+        parts.insert(0, "")  # messages without a title before them
+        parts.insert(0, "")
+    return [_read_markdown(title, body) for title, body in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def _read_markdown(title: str, body: str) -> Parcel:
+    roles = {heading: role for role, heading in HEADINGS.items()}
+    parts = MESSAGE.split(body)
+    entries = tuple(
+        Entry(i, i - 1 if i else None, roles[heading], _read_content(content))
+        for i, (heading, content) in enumerate(zip(parts[1::2], parts[2::2], strict=True))
+    )
+    return Parcel(title.strip(), entries, entries[-1].key)
+
+
+def _read_content(text: str) -> str:
+    """A message without the lines around it and the backslashes before what looks like a heading."""
+    text = text.removeprefix("\n").removeprefix("\n")
+    text = text.removesuffix("\n").removesuffix("\n")
+    return LOOKALIKE.sub(lambda match: match[0].removeprefix("\\"), text)

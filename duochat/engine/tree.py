@@ -136,9 +136,14 @@ class Tree:
             if child is None:
                 child = Node(token, node, node.position + 1, prob=prob, rank=rank)
                 self._hang(child, alive)
-            else:  # prompt lookup was here first: two sources agree
-                child.prob, child.rank = prob, rank
-                child.origin = "both" if child.origin == "ngram" else child.origin
+            else:
+                self._agree(child, rank, prob)
+
+    def _agree(self, child: Node, rank: int, prob: float) -> None:
+        """The draft model and prompt lookup propose the same token here."""
+        child.prob, child.rank, child.origin = prob, rank, "both"
+        child.edge = self.acceptance("both", rank, prob)
+        self._rescale()
 
     def graft(self, tokens: Sequence[int], probs: Sequence[float], origin: str = "ngram") -> None:
         """Hang a chain of tokens from another source below the root, each with its own chance of acceptance."""
@@ -148,6 +153,8 @@ class Tree:
             if child is None:
                 child = Node(token, node, node.position + 1, prob=prob, rank=1, origin=origin)
                 self._hang(child)
+            elif child.origin == "model":
+                self._agree(child, child.rank, child.prob)
             node = child
 
     def _hang(self, child: Node, alive: bool = True) -> None:
@@ -247,8 +254,16 @@ class Tree:
         return Outcome(tokens, rows, last, accepted, rejected, self._reroot(), self.root.expanded)
 
     def _reroot(self) -> tuple[int, ...]:
-        """Rescale what lives below the new root and rebuild the frontier; return the ids of the drafted that died."""
+        """Keep what lives below the new root; return the ids of the drafted tokens that died."""
         self.root.reach = 1.0
+        alive = self._rescale()
+        dead = tuple(i for i in self._open if i not in alive)
+        for i in dead:
+            del self._open[i]
+        return dead
+
+    def _rescale(self) -> set[int]:
+        """Compute each node's reach from the edges, rebuild the frontier; return the ids of all nodes."""
         self._frontier = []
         alive, stack = set(), [self.root]
         while stack:
@@ -259,10 +274,7 @@ class Tree:
             for child in node.children:
                 child.reach = node.reach * child.edge
                 stack.append(child)
-        dead = tuple(i for i in self._open if i not in alive)
-        for i in dead:
-            del self._open[i]
-        return dead
+        return alive
 
     def close(self) -> tuple[int, ...]:
         """The request ends: the ids of the drafted tokens still without a fate, which are now ignored."""

@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory of this machine in GiB; gpu is that of the largest card, 0 without one."""
+    """Memory of this machine in GiB; gpu is that of all cards together, 0 without one."""
 
     ram: float
     gpu: float
@@ -67,10 +67,10 @@ def measure() -> Memory:
     """RAM by psutil and GPU memory by NVML; neither loads torch."""
     import psutil
 
-    return Memory(psutil.virtual_memory().total / 2**30, _largest_card() / 2**30)
+    return Memory(psutil.virtual_memory().total / 2**30, _cards() / 2**30)
 
 
-def _largest_card() -> int:
+def _cards() -> int:
     try:
         import pynvml
     except ImportError:
@@ -78,6 +78,6 @@ def _largest_card() -> int:
     try:
         pynvml.nvmlInit()
         cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return max((pynvml.nvmlDeviceGetMemoryInfo(card).total for card in cards), default=0)
+        return sum(pynvml.nvmlDeviceGetMemoryInfo(card).total for card in cards)
     except pynvml.NVMLError:
         return 0

@@ -1,4 +1,7 @@
-"""A target that transformers can load: a folder stays itself, a GGUF file is converted once into the cache."""
+"""A target that transformers can load: a folder stays itself, a GGUF file is converted once into the cache.
+
+A folder that has a SentencePiece file only is joined by links in the cache, beside the tokenizer.json made from it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 from duochat import DuoChatError
-from duochat.models import gguf, store, tokenizer, weights
+from duochat.models import gguf, sentencepiece, store, tokenizer, weights
 from duochat.models.store import Progress, silent
 
 FORMAT = 1  # raise it when the converted folder's content changes
@@ -15,9 +18,10 @@ SAMPLE = 1 << 20
 
 def target_folder(path: Path, progress: Progress | None = None) -> Path:
     """The folder with config.json, tokenizer and weights of a target. Raises DuoChatError when there can be none."""
+    progress = progress or silent
     if path.is_dir():
-        return _checked(path)
-    header, progress = gguf.read(path), progress or silent
+        return _with_tokenizer(_checked(path), progress)
+    header = gguf.read(path)
 
     def build(partial: Path) -> None:
         partial.mkdir()
@@ -27,6 +31,24 @@ def target_folder(path: Path, progress: Progress | None = None) -> Path:
         weights.write_weights(header, partial, progress)
 
     return store.make_once(converted(path), build, progress)
+
+
+def _with_tokenizer(folder: Path, progress: Progress) -> Path:
+    pieces = folder / "tokenizer.model"
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    if not pieces.is_file():
+        raise DuoChatError(f"{folder} has no tokenizer.json: copy the model's tokenizer there or fetch it again.")
+
+    def build(partial: Path) -> None:
+        partial.mkdir()
+        progress(f"Reading the vocabulary of {folder.name}", 0, 0)
+        tokenizer.from_pieces(sentencepiece.read(pieces)).save(str(partial / "tokenizer.json"))
+        for file in folder.iterdir():
+            (partial / file.name).symlink_to(file.resolve())
+
+    joined = store.cache_dir() / "converted" / f"{folder.name}-{_fingerprint(pieces, str(folder.resolve()))}"
+    return store.make_once(joined, build, progress)
 
 
 def require_target(path: Path) -> None:
@@ -42,10 +64,10 @@ def converted(path: Path) -> Path:
     return store.cache_dir() / "converted" / f"{path.stem}-{_fingerprint(path)}"
 
 
-def _fingerprint(path: Path) -> str:
+def _fingerprint(path: Path, salt: str = "") -> str:
     """Stands for a file's content without reading gigabytes: its size, its first and its last MiB."""
     size = path.stat().st_size
-    sha = hashlib.sha256(f"{FORMAT} {size}".encode())
+    sha = hashlib.sha256(f"{FORMAT} {size} {salt}".encode())
     with path.open("rb") as f:
         sha.update(f.read(SAMPLE))
         f.seek(max(0, size - SAMPLE))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from duochat import DuoChatError
-from duochat.models import gguf
+from duochat.models import gguf, sentencepiece
 
 PADDING = re.compile(r"\[PAD\d+\]|<(?:unused|extra_id_|reserved|dummy)\S*>|<pad>|<\|(?:extra|reserved\w*|dummy)_\d+\|>")
 
@@ -72,8 +72,10 @@ def vocabulary(path: Path) -> dict[int, str]:
         tokens = dict(enumerate(gguf.read(path).tokens))
     elif (path / "tokenizer.json").is_file():
         tokens = _from_json(path / "tokenizer.json")
+    elif (path / "tokenizer.model").is_file():
+        tokens = dict(enumerate(sentencepiece.read(path / "tokenizer.model").tokens))
     else:
-        tokens = _from_transformers(path)
+        tokens = {}
     if not tokens:
         raise DuoChatError(f"{path} holds no vocabulary: give a whole model, with its tokenizer.")
     return tokens
@@ -87,18 +89,6 @@ def _from_json(path: Path) -> dict[int, str]:
         raise DuoChatError(f"{path} is no tokenizer or is damaged: fetch the model again.") from None
     listed = enumerate(t for t, _ in model) if isinstance(model, list) else ((i, t) for t, i in model.items())
     return dict(listed) | {token["id"]: token["content"] for token in added}
-
-
-def _from_transformers(folder: Path) -> dict[int, str]:
-    """For folders with a SentencePiece file only."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    except (OSError, ValueError, ImportError) as fault:
-        why = str(fault).partition("\n")[0]
-        raise DuoChatError(f"The tokenizer in {folder} cannot be read ({why}): fetch the model again.") from None
-    return {id: token for token, id in tokenizer.get_vocab().items()}
 
 
 def _is_padding(token: str | None) -> bool:

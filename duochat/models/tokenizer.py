@@ -1,4 +1,7 @@
-"""The tokenizer of a GGUF file as transformers' tokenizer.json, with its chat template and its stop tokens."""
+"""A model's tokenizer as tokenizer.json, made from what a GGUF file or a SentencePiece file says.
+
+The token ids are llama.cpp's, so target and draft read a text alike.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
 from duochat.models.gguf import Header
+from duochat.models.sentencepiece import Pieces
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # token types of llama.cpp
+SPACE = "▁"  # how SentencePiece writes a space
+
 # Control tokens that end an answer.
 STOPS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "</s>")
 
@@ -21,12 +27,8 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-WORDS = {
-    "llama-bpe": LLAMA3,
-    "llama3": LLAMA3,
-    "qwen2": LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),
-    "deepseek-r1-qwen": LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),
-}
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+WORDS = {"llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2}
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # GPT-2's words, each digit apart
 GPT2 = ("gpt-2", "default", "olmo", "phi-2")
 
@@ -43,25 +45,33 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def build(header: Header) -> Tokenizer:
-    """A byte-level BPE tokenizer that gives llama.cpp's token ids. Raises DuoChatError for another kind."""
+    """The tokenizer of a GGUF's vocabulary. Raises DuoChatError for a kind that is not converted."""
+    about = {key.removeprefix("tokenizer.ggml."): value for key, value in header.metadata.items()}
+    kind, types = about.get("model"), about.get("token_type", [])
+    if kind == "gpt2" and "merges" in about:
+        return _byte_level(header, about["merges"], types)
+    if kind == "llama" and "scores" in about:
+        return from_pieces(Pieces(header.tokens, about["scores"], types, about.get("add_space_prefix", True)))
+    raise _unfit(header, f"The vocabulary's kind {kind!r} is not converted")
+
+
+def _unfit(header: Header, why: str) -> DuoChatError:
+    return DuoChatError(f"{why}: as target, name the model's own folder (hf:owner/repo) instead of {header.path.name}.")
+
+
+def _byte_level(header: Header, merges: list[str], types: list[int]) -> Tokenizer:
+    """BPE over bytes, as GPT-2 introduced it."""
     from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE
 
     pre = header.metadata.get("tokenizer.ggml.pre", "default")
-    merges = header.metadata.get("tokenizer.ggml.merges")
-    if header.metadata.get("tokenizer.ggml.model") != "gpt2" or merges is None:
-        raise _unfit(header, "Only byte-level BPE vocabularies are converted")
     vocabulary = {token: id for id, token in enumerate(header.tokens)}
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     tokenizer = Tokenizer(BPE(vocabulary, pairs, ignore_merges=pre in ("llama-bpe", "llama3")))
     tokenizer.pre_tokenizer = _words(header, pre)
     tokenizer.decoder = decoders.ByteLevel()
-    _add_whole_tokens(header, tokenizer)
+    _add_whole_tokens(tokenizer, header.tokens, types)
     return tokenizer
-
-
-def _unfit(header: Header, why: str) -> DuoChatError:
-    return DuoChatError(f"{why}: as target, name the model's own folder (hf:owner/repo) instead of {header.path.name}.")
 
 
 def _words(header: Header, pre: str) -> Any:
@@ -78,24 +88,56 @@ def _words(header: Header, pre: str) -> Any:
     raise _unfit(header, f"The vocabulary's kind {pre!r} is not converted")
 
 
-def _add_whole_tokens(header: Header, tokenizer: Tokenizer) -> None:
+def from_pieces(pieces: Pieces) -> Tokenizer:
+    """BPE over characters with single bytes for the rest, as SentencePiece trains it for the Llama 2 family."""
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    vocabulary = {token: id for id, token in enumerate(pieces.tokens)}
+    merges = _merges(vocabulary, pieces.scores)
+    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend(SPACE), spaces] if pieces.space_prefix else [spaces]
+    )
+    strip = [decoders.Strip(" ", 1, 0)] if pieces.space_prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
+    _add_whole_tokens(tokenizer, pieces.tokens, pieces.types)
+    return tokenizer
+
+
+def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """All ways to join two tokens into a third, the best score first."""
+    joins = [
+        (-scores[id], vocabulary[token[:cut]], vocabulary[token[cut:]], token, cut)
+        for token, id in vocabulary.items()
+        for cut in range(1, len(token))
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
+    ]
+    return [(token[:cut], token[cut:]) for *_, token, cut in sorted(joins)]
+
+
+def _add_whole_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens and the author's own are matched whole in a text, before it is cut into words."""
     from tokenizers import AddedToken
 
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        tokens = [AddedToken(t, special=special, normalized=False) for t in _of_type(header, kind)]
-        (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(tokens)
+    def of(kind: int, special: bool) -> list[AddedToken]:
+        return [AddedToken(token, special=special, normalized=False) for token in _of_type(tokens, types, kind)]
+
+    tokenizer.add_special_tokens(of(CONTROL, True))
+    tokenizer.add_tokens(of(USER_DEFINED, False))
 
 
-def _of_type(header: Header, kind: int) -> list[str]:
-    types = header.metadata.get("tokenizer.ggml.token_type", [])
-    return [token for token, t in zip(header.tokens, types, strict=False) if t == kind]
+def _of_type(tokens: list[str], types: list[int], kind: int) -> list[str]:
+    return [token for token, t in zip(tokens, types, strict=False) if t == kind]
 
 
 def stops(header: Header) -> list[int]:
     """Ids of the tokens that end an answer: the file's own, and those whose name says so."""
     named = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    control = set(_of_type(header, CONTROL))
+    control = set(_of_type(header.tokens, header.metadata.get("tokenizer.ggml.token_type", []), CONTROL))
     known = [id for id, token in enumerate(header.tokens) if token in STOPS and token in control]
     return sorted({id for id in (*named, *known) if id is not None})
 

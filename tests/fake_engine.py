@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from duochat.app.chat import Options, Step
 from duochat.engine.rounds import Batch, Draft, Round
@@ -54,7 +55,7 @@ def tokens_of(text: str) -> list[str]:
 
 
 class FakeEngine:
-    """rate: tokens per second. speed > 1 shortens the slow phases for tests."""
+    """rate: tokens per second. load_s: seconds that loading takes."""
 
     def __init__(self, rate: float = 60.0, context_length: int = 4096, load_s: float = 0.0) -> None:
         self.rate, self.context_length, self.load_s = rate, context_length, load_s

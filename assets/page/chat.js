@@ -30,7 +30,7 @@
       this.thread.addEventListener("scroll", () => this.noteScroll(), { passive: true });
       this.down = button("down", "To the end", () => this.toEnd(true), "down");
       this.state = new window.duochat.State();
-      this.composer = new window.duochat.Composer((text) => this.send(text), () => this.stop());
+      this.composer = new window.duochat.Composer((text) => this.send(text), () => this.stop(), this.state.meter);
       element.replaceChildren(make("div.dc-chat", {}, this.thread, this.down, make("div.dc-foot", {}, this.state.element, this.composer.element)));
       this.noteScroll();
       Object.assign(actions, {

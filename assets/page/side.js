@@ -21,6 +21,7 @@
           make("button.dc-text", { type: "button", onclick: () => window.duochat.help(), html: icon("help") }, make("span", {}, "Shortcuts")))));
       actions.search = () => this.find();
       document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
+      window.duochat.head(server);
       this.refresh();
     }
 
@@ -166,7 +167,7 @@
       this.place = make("div.dc-picture");
       element.replaceChildren(this.place);
       watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
-      actions.togglePicture = () => document.body.classList.toggle("dc-no-picture");
+      actions.togglePicture = () => document.body.classList.toggle(matchMedia("(max-width: 1099px)").matches ? "dc-show-picture" : "dc-no-picture");
     }
 
     take({ conversation, message, frames }) {
@@ -184,14 +185,21 @@
       this.fetching = true;
       try {
         const answer = await this.server.picture({ conversation: window.duochat.chat_.conversation, message });
-        if (answer?.refused) toast(answer.refused);
-        else if (answer) (document.body.classList.remove("dc-no-picture"), this.draw(answer));
+        if (answer?.refused) return toast(answer.refused);
+        this.message = message;
+        if (answer) (this.reveal(), this.draw(answer));
       } finally {
         this.fetching = false;
       }
     }
 
+    reveal() {
+      document.body.classList.remove("dc-no-picture");
+      document.body.classList.add("dc-show-picture");
+    }
+
     clear() {
+      document.body.classList.remove("dc-show-picture");
       delete this.place.duochat;
       this.place.replaceChildren();
     }

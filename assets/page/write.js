@@ -18,16 +18,16 @@
 
   /** Text box with Send and Stop. What is typed is remembered by the browser until it is sent. */
   class Composer {
-    constructor(send, stop) {
+    constructor(send, stop, meter) {
       this.key = "draft.";
       this.box = make("textarea", { rows: "1", placeholder: "Message DuoChat", "aria-label": "Message", enterkeyhint: "send", maxlength: "200000" });
       this.fit = growing(this.box);
       this.sending = button("send", "Send (Enter)", () => this.submit(), "send");
       this.stopping = button("stop", "Stop (Esc)", stop, "stop");
-      this.settings = make("button.dc-text", { type: "button", title: "Settings (Alt + S)", onclick: () => window.duochat.toggle("settings"), html: icon("sliders") }, make("span", {}, "Settings"));
+      this.settings = make("button.dc-text.dc-now", { type: "button", title: "Settings (Alt + S)", onclick: () => window.duochat.toggle("settings"), html: icon("sliders") }, make("span", {}, "Settings"));
       this.voice = make("span.dc-hidden");
       this.element = make("form.dc-composer", { onsubmit: (e) => (e.preventDefault(), this.submit()) },
-        this.box, make("div.dc-row", {}, this.settings, make("span.dc-space"), this.voice, this.stopping, this.sending));
+        this.box, make("div.dc-row", {}, this.settings, make("span.dc-space"), this.voice, meter, this.stopping, this.sending));
       this.onsend = send;
       this.box.addEventListener("input", () => this.note());
       this.box.addEventListener("keydown", (e) => isSend(e) && (e.preventDefault(), this.submit()));
@@ -103,8 +103,8 @@
       this.bar = make("progress.dc-progress", { max: "1", value: "0", "aria-label": "Progress" });
       this.numbers = make("span.dc-numbers");
       this.badge = make("span.dc-badge");
-      this.meter = make("span.dc-meter", { role: "meter", "aria-label": "Context used", "aria-valuemin": "0" }, make("i"), make("b"));
-      this.element = make("div.dc-state", { "aria-live": "off" }, this.phase, this.bar, this.badge, this.numbers, make("span.dc-space"), this.meter);
+      this.meter = make("span.dc-meter", { hidden: true, role: "meter", "aria-label": "Context used", "aria-valuemin": "0" }, make("i"), make("b"));
+      this.element = make("div.dc-state", { "aria-live": "off" }, this.phase, this.bar, this.badge, this.numbers);
       this.show({ phase: "idle" });
     }
 
@@ -115,7 +115,8 @@
       const [done, all] = s.progress || [0, 0];
       this.bar.hidden = !all || !["loading", "prefill"].includes(s.phase);
       if (all) this.bar.value = done / all;
-      this.numbers.textContent = this.figures(s);
+      const over = s.phase === "done" || s.phase === "idle";
+      this.numbers.textContent = over ? "" : this.figures(s);
       this.speculation(s);
       this.context(s.context);
     }
@@ -127,7 +128,7 @@
       if (s.phase === "loading") return s.doing ? s.doing[0].toUpperCase() + s.doing.slice(1) : "Loading the models";
       if (s.phase === "prefill") return all ? `Reading the prompt: ${done} of ${all} tokens` : "Reading the prompt";
       if (s.phase === "decode") return "Writing";
-      return { stop: "Done", length: "Cut at the longest length", cancelled: "Stopped", error: "Failed" }[s.finish] || "Done";
+      return ""; // what came of it stands below the answer
     }
 
     figures(s) {
@@ -138,10 +139,10 @@
       ].filter(Boolean).join("  ·  ");
     }
 
-    speculation({ speculation = "", decoder }) {
+    speculation({ speculation = "", decoder, phase }) {
       const [word, reason] = speculation.split(/:\s*/, 2);
       const plain = decoder === "autoregressive";
-      this.badge.hidden = !speculation;
+      this.badge.hidden = !speculation || (phase === "done" && word === "on");
       this.badge.dataset.is = word;
       this.badge.textContent = plain ? "Plain decoding" : word === "on" ? DECODERS[decoder] || "" : `Speculation ${word === "warming" ? "starts" : word === "off" ? "off" : "paused"}${reason ? `: ${reason}` : ""}`;
     }
@@ -149,9 +150,10 @@
     context([used, all] = [0, 0]) {
       this.meter.hidden = !all;
       if (!all) return;
+      this.meter.classList.toggle("used", used > 0);
       this.meter.firstChild.style.setProperty("--share", Math.min(1, used / all));
-      this.meter.lastChild.textContent = `${used.toLocaleString("en")} of ${all.toLocaleString("en")} tokens of context`;
-      this.meter.title = this.meter.lastChild.textContent;
+      this.meter.lastChild.textContent = `${Math.round((100 * used) / all)} %`;
+      this.meter.title = `Context: ${used.toLocaleString("en")} of ${all.toLocaleString("en")} tokens`;
       this.meter.setAttribute("aria-valuenow", used);
       this.meter.setAttribute("aria-valuemax", all);
       this.meter.classList.toggle("full", used > 0.9 * all);

@@ -23,6 +23,7 @@ from duochat import DuoChatError
 from duochat.app import ui_web
 from duochat.app.chat import Options
 from duochat.app.store import Store
+from duochat.app.ui_models import Models
 from duochat.app.ui_room import Room
 from duochat.app.ui_settings import Controls, options_from, options_of
 
@@ -37,7 +38,7 @@ HEAD = """
 {styles}{scripts}
 """
 STYLES = ("page.css", "chat.css", "picture.css")
-SCRIPTS = ("frame.js", "write.js", "chat.js", "side.js", "picture.js")
+SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", "picture.js")
 PART = "duochat.{name}(element, {{ props, trigger, watch, server }}); /* {events} */"
 
 log = logging.getLogger("duochat")
@@ -46,8 +47,8 @@ log = logging.getLogger("duochat")
 class Page:
     """The Blocks of the page and their handlers."""
 
-    def __init__(self, room: Room, context_length: int) -> None:
-        self.room, self.context_length = room, context_length
+    def __init__(self, room: Room, models: Models) -> None:
+        self.room, self.models = room, models
         self._looks: OrderedDict[str, int] = OrderedDict()  # tab -> its latest look; older ones end
         self._count = itertools.count(1)
         self.blocks = gr.Blocks(title="DuoChat", analytics_enabled=False, fill_width=True)
@@ -55,14 +56,14 @@ class Page:
             self._build()
 
     def _build(self) -> None:
-        room = self.room
+        room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
-            self.side = part("side", serve=[room.list, room.change])
+            self.side = part("side", serve=[room.list, room.change, models.state, models.models, models.use])
         with gr.Tabs(elem_id="tabs"), gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
             self.chat = part("chat", "'ask' 'open'", serve=[room.stop, room.look, room.choose])
             self.picture = part("picture", serve=[room.picture])
         with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
-            self.controls = Controls(room.defaults, self.context_length)
+            self.controls = Controls(room.defaults, models.settings.context_length)
         shown = [self.chat, self.picture, *self.controls.inputs, self.controls.preset]
         self.chat.ask(self.ask, self.controls.inputs, shown[:2], **LIVE)
         self.chat.open(self.open, None, shown, **LIVE)
@@ -74,7 +75,7 @@ class Page:
         action = dict(event._data or {})
         ticket = action.get("ticket")
         try:
-            options = options_from(values, self.context_length)
+            options = options_from(values, self.models.settings.context_length)
             conversation = self.room.ask(action, options)
             async for shown in self._watch(str(action.get("tab")), conversation):
                 yield numbered(shown, ticket=ticket)
@@ -180,7 +181,7 @@ def launch(
 
         worker = Worker(settings)
     room = Room(worker, store or Store(), Options.of(settings))
-    page = Page(room, settings.context_length)
+    page = Page(room, Models(worker, settings))
     app = gr.mount_gradio_app(
         ui_web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, footer_links=[], run_history=False,
         auth=auth, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False, mcp_server=False,

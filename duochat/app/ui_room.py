@@ -7,6 +7,7 @@ for `chat.js`.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import asdict
@@ -130,7 +131,7 @@ class Room:
         if run and run.message == action.get("message"):
             return run.live.snapshot()
         live = Live()
-        for step in self.store.rounds(int(action["message"])):
+        for step in self.store.trace(int(action["message"])):
             live.feed(step)
         return live.snapshot()
 
@@ -142,18 +143,31 @@ class Room:
         ]}  # fmt: skip
 
     def change(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Rename, delete, restore or undo."""
-        conversation, what = str(action.get("conversation")), action.get("do")
-        if what == "rename":
-            self.store.rename(conversation, str(action.get("title"))[:120])
-        elif what == "delete":
-            self.stop(action)
-            self.store.delete(conversation)
-        elif what == "restore":
-            self.store.restore(conversation)
-        elif what == "undo":
-            return self._undo(conversation, action)
-        return {}
+        """Rename, delete, restore, undo, export or import."""
+        do = {
+            "rename": self._rename, "delete": self._delete, "restore": self._restore, "undo": self._undo,
+            "export": self._export, "import": self._import,
+        }[action["do"]]  # fmt: skip
+        return do(str(action.get("conversation")), action) or {}
+
+    def _rename(self, conversation: str, action: dict[str, Any]) -> None:
+        self.store.rename(conversation, str(action.get("title")))
+
+    def _delete(self, conversation: str, action: dict[str, Any]) -> None:
+        self.stop(action)
+        self.store.delete(conversation)
+
+    def _restore(self, conversation: str, _action: dict[str, Any]) -> None:
+        self.store.restore(conversation)
+
+    def _export(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        found = self.store.get(conversation)
+        name = re.sub(r"[^\w-]+", "-", found.title if found else "").strip("-").lower()[:60] or "conversation"
+        ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
+        return {"name": f"{name}.{ending}", "text": self.store.export(conversation, form)}
+
+    def _import(self, _conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        return {"conversation": self.store.import_(str(action.get("text")))[0].id}
 
     def _undo(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
         """Take the message and what followed it out of view; its text goes back to the composer."""

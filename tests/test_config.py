@@ -54,12 +54,12 @@ def test_every_preset_loads_and_says_what_it_needs():
 
 def test_unknown_key_names_key_file_and_what_was_meant(tmp_path):
     path = write(tmp_path, "temprature: 0.7")
-    with pytest.raises(DuoChatError, match="'temprature'.*mine.yaml.*temperature"):
+    with pytest.raises(DuoChatError, match=r"'temprature'.*mine.yaml.*temperature"):
         load(path)
 
 
 def test_a_value_out_of_range_names_the_file(tmp_path):
-    with pytest.raises(DuoChatError, match="mine.yaml: top_p is 2.*above 0 and up to 1"):
+    with pytest.raises(DuoChatError, match=r"mine.yaml: top_p is 2.*above 0 and up to 1"):
         load(write(tmp_path, "top_p: 2"))
 
 
@@ -145,7 +145,7 @@ def test_a_file_in_another_encoding(tmp_path):
 
 
 def test_a_missing_file_lists_the_presets(tmp_path):
-    with pytest.raises(DuoChatError, match="no config file .*default"):
+    with pytest.raises(DuoChatError, match=r"no config file .*default"):
         load(tmp_path / "none.yaml")
 
 

@@ -7,20 +7,13 @@ Safe from several threads and processes. Methods raise DuoChatError with a sente
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import sqlite3
-import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from duochat import DuoChatError
 from duochat.app import exchange

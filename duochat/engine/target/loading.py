@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from duochat import DuoChatError
+from duochat.engine.target import widened
 from duochat.engine.target.attention import NAME
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Mod
     disable_progress_bar()  # its bars write over ours and leave a semaphore behind
     if not (Path(folder) / "config.json").is_file():
         raise DuoChatError(f"{folder} holds no config.json: name a folder with a transformers model as the target.")
+    if widened.is_recipe(Path(folder)):
+        return widened.build(Path(folder), device, dtype, NAME)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME)
     except (OSError, ValueError, KeyError, RuntimeError) as fault:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from duochat import DuoChatError
-from duochat.engine.target import widened
+from duochat.engine.target import skinny, widened
 from duochat.engine.target.attention import NAME
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def load(
     if isinstance(threads, int) and place.type == "cpu":
         torch.set_num_threads(threads)
     model = read(folder, place, pick_dtype(dtype, place))
-    return target(model, min(context_length, longest(model)), place.type == "cuda", reproducible)
+    products = "skinny" if compile and place.type == "cpu" and skinny.swap(model) else "torch"
+    made = target(model, min(context_length, longest(model)), place.type == "cuda", reproducible)
+    made.facts["target_products"] = products
+    return made
 
 
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:

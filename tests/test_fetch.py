@@ -354,6 +354,7 @@ def test_a_folder_from_the_hub(ask):
     assert new["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
     assert new["last"] == [["Downloading toy/new", 300_004, 300_004]]
     assert new["cached"]
+    assert old["cached"]
     assert old["files"] == ["config.json", "pytorch_model.bin", "tokenizer.model"]
 
 

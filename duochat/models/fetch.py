@@ -238,7 +238,11 @@ def _from_hub(pin: Pin, progress: Progress) -> Path:
     repo, file = match["repo"], match["file"]
     try:
         with store.disk_faults(store.cache_dir()):
-            path = _hub_file(repo, file, progress) if file else _hub_folder(repo, progress)
+            path = (
+                _hub_file(repo, file, progress)
+                if file
+                else _hub_folder(repo, tqdm_class=_bar(f"Downloading {repo}", progress))
+            )
     except errors.GatedRepoError:
         raise DuoChatError(f"{repo} is gated: accept its licence on the hub, then run `hf auth login`.") from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
@@ -258,26 +262,25 @@ def _hub_file(repo: str, file: str, progress: Progress) -> Path:
     return Path(hf_hub_download(repo, file, tqdm_class=_bar(f"Downloading {file}", progress)))
 
 
-def _hub_folder(repo: str, progress: Progress) -> Path:
+def _hub_folder(repo: str, **options: Any) -> Path:
     """Configuration, tokenizer and weights; safetensors where the repository has them, else PyTorch's own."""
     from huggingface_hub import snapshot_download
 
-    bar = _bar(f"Downloading {repo}", progress)
-    folder = Path(snapshot_download(repo, allow_patterns=[*MODEL_FILES, "*.safetensors"], tqdm_class=bar))
+    folder = Path(snapshot_download(repo, allow_patterns=[*MODEL_FILES, "*.safetensors"], **options))
     if not list(folder.glob("*.safetensors")):
-        folder = Path(snapshot_download(repo, allow_patterns=[*MODEL_FILES, "*.bin"], tqdm_class=bar))
+        folder = Path(snapshot_download(repo, allow_patterns=[*MODEL_FILES, "*.bin"], **options))
     return folder
 
 
 def _in_hub_cache(repo: str, file: str | None) -> Path | None:
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     if file:
         found = try_to_load_from_cache(repo, file)
         return Path(found) if isinstance(found, str) else None
     try:
-        return Path(snapshot_download(repo, local_files_only=True))
+        return _hub_folder(repo, local_files_only=True)
     except LocalEntryNotFoundError:
         return None
 

@@ -76,9 +76,11 @@ def _watch(run: subprocess.Popen[str], folder: Path, label: str, progress: Progr
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(run.stdout or ()), daemon=True)
     reader.start()
+    done = 0
     while reader.is_alive():
         total = _announced("".join(said))
-        progress(label, min(_weight(folder), total or sys.maxsize), total)
+        done = max(done, min(_weight(folder), total or sys.maxsize))  # pip's own files come and go
+        progress(label, done, total)
         reader.join(timeout=0.2)
     run.wait()
     return "".join(said)

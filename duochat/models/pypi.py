@@ -79,7 +79,7 @@ def _watch(run: subprocess.Popen[str], folder: Path, label: str, progress: Progr
     done = 0
     while reader.is_alive():
         total = _announced("".join(said))
-        done = max(done, min(_weight(folder), total or sys.maxsize))  # pip's own files come and go
+        done = max(done, min(store.weight(folder), total or sys.maxsize))  # pip's own files come and go
         progress(label, done, total)
         reader.join(timeout=0.2)
     run.wait()
@@ -90,17 +90,6 @@ def _announced(said: str) -> int:
     """The bytes that pip said it would download ("Downloading x.whl (95.5 MB)"), 0 when it did not say."""
     match = re.search(r"Downloading \S+ \((\d+(?:\.\d+)?) (bytes|kB|MB|GB)\)", said)
     return int(float(match[1]) * {"bytes": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}[match[2]]) if match else 0
-
-
-def _weight(folder: Path) -> int:
-    """Bytes in all files below a folder that another process is writing."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # moved since it was listed
-            continue
-    return total
 
 
 def _pip_fault(requirement: str, said: str, folder: Path) -> DuoChatError:

@@ -272,18 +272,19 @@ def _models_arguments(parser: argparse.ArgumentParser) -> None:
 
 def models(args: argparse.Namespace) -> int:
     """List the presets: what each needs, whether that is here, what is in the cache already."""
-    from duochat.models import cache_dir, list_models
+    from duochat.models import cache_dir, list_models, weight
 
-    entries = list_models()
+    entries, cache = list_models(), cache_dir()
     if args.json:
-        print(json.dumps({"cache": str(cache_dir()), "presets": [entry.to_dict() for entry in entries]}))
+        presets = [entry.to_dict() for entry in entries]
+        print(json.dumps({"cache": str(cache), "cache_bytes": weight(cache), "presets": presets}))
         return 0
     print(f"{'PRESET':<18} {'TARGET GiB':>10} {'DRAFT GiB':>10}  {'CACHED':<8} FITS HERE")
     for entry in entries:
         s, here = entry.settings, {0: "no", 1: "in part", 2: "yes"}[entry.target_cached + entry.draft_cached]
         fits = f"no: {entry.unfit}" if entry.unfit else "yes"
         print(f"{entry.name:<18} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {fits}\n    {s.description}")
-    print(f"Cache: {cache_dir()}")
+    print(f"Cache: {cache} ({terminal.amount(weight(cache))})")
     return 0
 
 

@@ -93,7 +93,7 @@ def _line(label: str, done: int, total: int) -> str:
 
 
 def amount(size: int) -> str:
-    """A number of bytes for people; small counts as they are."""
+    """A number of bytes for people; small counts, which may be of other things, as they are."""
     if size < 1 << 20:
         return f"{size}"
     return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

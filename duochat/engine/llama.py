@@ -70,12 +70,14 @@ class Llama:
     ) -> None:
         """Add tokens to the cache, each to all of its sequences, and compute the logits of the rows in `outputs`.
 
-        Raises Cancelled after `interrupt`, or when `cancelled`, which is asked at each step of the graph, says so.
+        Raises Cancelled after `interrupt`, and when `cancelled`, if given, says so at a step of the graph.
         After a fault the caller drops what may have been half done.
         """
         self._batch.fill(tokens, positions, sequences, outputs)
-        abort = llama_cpp.ggml_abort_callback(lambda _: cancelled()) if cancelled else _flag_set()
-        llama_cpp.llama_set_abort_callback(self._context, abort, ctypes.addressof(self._stop))
+        self._abort = _flag_set()
+        if cancelled:
+            self._abort = llama_cpp.ggml_abort_callback(lambda _: self._stop[0] != b"\0" or cancelled())
+        llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if code == 2:
             raise Cancelled

@@ -3,8 +3,10 @@
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from duochat import DuoChatError
@@ -385,26 +387,48 @@ def test_fewer_tokens_than_candidates():
     assert got.probs == (1.0,)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a model at all", b"GGUF\x03\x00\x00\x00"])
-def test_a_file_that_is_no_model(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(None, "No such file"), (b"", "not a GGUF"), (b"no model at all", "not a GGUF"), (b"GGUF\x03\x00", "header")],
+)
+def test_a_file_that_is_no_model(tmp_path, content, fault):
     path = tmp_path / "model.gguf"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DuoChatError, match=r"model\.gguf"):
+    with pytest.raises(DuoChatError, match=fault):
         LlamaDrafter(path, 64, 1)
 
 
 def test_a_truncated_model(tiny, tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(tiny.read_bytes()[:-1000])
-    with pytest.raises(DuoChatError, match=r"cut\.gguf"):
+    with pytest.raises(DuoChatError, match="file bounds"):
         LlamaDrafter(path, 64, 1)
 
 
 def test_an_unknown_architecture(tmp_path):
     path = write_tiny_model(tmp_path / "alien.gguf", "alien")
-    with pytest.raises(DuoChatError, match="alien"):
+    with pytest.raises(DuoChatError, match="architecture: 'alien'"):
         LlamaDrafter(path, 64, 1)
+
+
+def test_a_conversation_beyond_the_cache(draft):
+    context = [1] * (256 + 1024 + 1)
+    with pytest.raises(DuoChatError, match="context_length"):
+        draft.expand(context, [root_of(context)], GREEDY, never)
+    draft.expand(context[:9], [root_of(context[:9])], GREEDY, never)
+    assert draft.cells_used == 9
+
+
+def test_a_cache_larger_than_the_memory(tiny):
+    with pytest.raises(DuoChatError, match="context_length"):
+        LlamaDrafter(tiny, 10**11, 1)
+
+
+def test_a_model_larger_than_the_memory(tiny, monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(DuoChatError, match="smaller draft"):
+        LlamaDrafter(tiny, 64, 1)
 
 
 def test_a_token_beyond_the_vocabulary(draft, alone, rows):

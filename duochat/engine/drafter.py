@@ -86,6 +86,8 @@ class LlamaDrafter(Drafter):
         self, context: Sequence[int], nodes: Sequence[Node], sampling: Sampling, cancelled: Callable[[], bool]
     ) -> tuple[list[Candidates], float]:
         """See `Drafter.expand`; at most `max_nodes` nodes. A node whose candidates are still known is not decoded."""
+        if len(nodes) > MAX_NODES:
+            raise ValueError(f"{len(nodes)} nodes in one draft batch, {MAX_NODES} at most")
         self._llama.arm()
         if cancelled():
             raise Cancelled

@@ -47,6 +47,7 @@ class Llama:
         self._batch = _Batch()
         self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
         self._stop = ctypes.create_string_buffer(2)
+        self._abort: Callable | None = None
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
     def set_threads(self, threads: int) -> None:
@@ -82,15 +83,21 @@ class Llama:
         After a fault the caller drops what may have been half done.
         """
         self._batch.fill(tokens, positions, sequences, outputs)
-        self._abort = _flag_set()
-        if cancelled:
-            self._abort = llama_cpp.ggml_abort_callback(lambda _: self._stop[0] != b"\0" or cancelled())
-        llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
+        self._abort_when(cancelled)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if code == 2:
             raise Cancelled
         if code:
             raise DuoChatError(_FAULTS.get(code, f"The draft model {self.path.name} failed: choose another draft."))
+
+    def _abort_when(self, cancelled: Callable[[], bool] | None) -> None:
+        """Set the abort callback, if it changes: llama.cpp logs each call, and that costs as much as the rest."""
+        if cancelled is None and self._abort is _flag_set():
+            return
+        self._abort = _flag_set()
+        if cancelled:
+            self._abort = llama_cpp.ggml_abort_callback(lambda _: self._stop[0] != b"\0" or cancelled())
+        llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
 
     def logits(self, rows: int) -> np.ndarray:
         """A view of the last decode's logits, rows x vocabulary, valid until the next one."""

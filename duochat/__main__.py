@@ -94,7 +94,10 @@ def chat(args: argparse.Namespace) -> int:
     settings = _settings(args, *SAMPLING)
     with ExitStack() as stack:
         trace = stack.enter_context(_writable(args.trace)) if args.trace else None
+        _refuse_unfit(settings)
         talk, options = _load_chat(settings)
+        if options.decoder != "autoregressive" and (fault := talk.engine.describe().get("draft_fault")):
+            raise DuoChatError(fault)
         answer = Answer(stream=None if args.json else sys.stdout, trace=trace)
         with _stop_on_interrupt() as stopped:
             for step in talk.reply([{"role": "user", "content": args.prompt}], options, stopped):
@@ -104,6 +107,18 @@ def chat(args: argparse.Namespace) -> int:
     else:
         print(f"\n{answer.summary()}", file=sys.stderr)
     return answer.status()
+
+
+def _refuse_unfit(settings: Settings) -> None:
+    """Raises DuoChatError on a pair that cannot work, before seconds are spent on loading it."""
+    from duochat import models
+
+    bar = terminal.Bar()
+    target = models.fetch(settings.target, bar)
+    models.require_target(target)
+    if settings.decoder != "autoregressive":
+        models.require_pair(target, models.fetch(settings.draft, bar))
+    bar.close()
 
 
 def _load_chat(settings: Settings) -> tuple[Chat, Options]:
@@ -215,10 +230,12 @@ def calibrate(args: argparse.Namespace) -> int:
 
     bar = terminal.Bar()
     engine = Engine.load(_settings(args), bar)
+    if engine.fault:
+        raise DuoChatError(engine.fault)
     bar("Measuring both devices", 0, 0)
-    found = engine.calibrate()
+    costs = engine.calibrate()
     bar.close()
-    _print(found if isinstance(found, dict) else found.to_dict(), args.json)
+    _print({"c": 1 / costs.budget, "draft_budget": costs.budget, **costs.to_dict(), **engine.describe()}, args.json)
     return 0
 
 

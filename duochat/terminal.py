@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line instead of printing its usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"{self.prog}: {message} (see --help).\n")
+        raise DuoChatError(f"{message[:1].upper()}{message[1:]}: see {self.prog} --help.")
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

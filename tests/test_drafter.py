@@ -320,8 +320,7 @@ def reference(logits: np.ndarray, position: int, s: Sampling) -> tuple[list[int]
 )
 def test_candidates_equal_the_plain_way(sampling, monkeypatch):
     """With the cut out of reach; the cut itself trades exactness for speed."""
-    monkeypatch.setattr(choosing, "REACH", 99.0)
-    monkeypatch.setattr(choosing, "NOISY_REACH", 99.0)
+    monkeypatch.setattr(choosing, "REACH", np.float32(99))
     monkeypatch.setattr(choosing, "MOST", 2000)
     rng = np.random.default_rng(4)
     for position in range(50):

@@ -287,20 +287,37 @@
       const tokens = model.tokens.slice(round.first, round.first + round.tokens.length);
       const thrown = round.rejected.length + round.ignored.length;
       tokens.forEach((token, place) => {
-        if (thrown && place === tokens.length - 1) this.place().append(this.chip(round, thrown));
-        const span = el("span", { class: `dp-t dp-${token.kind}`, tabindex: "-1", text: token.text, data: { i: token.index } });
-        mark(span, token.text);
-        this.place().append(span);
-        this.spans.push(span);
-        if (token.text.endsWith("\n")) this.line = null;
+        if (thrown && place === tokens.length - 1) this.put(this.chip(round, thrown));
+        this.spans.push(this.token(token));
       });
-      if (thrown && !tokens.length) this.place().append(this.chip(round, thrown));
+      if (thrown && !tokens.length) this.put(this.chip(round, thrown));
     }
 
-    /** The line that takes the next token: lines are blocks of their own, so that adding to one leaves the rest alone. */
-    place() {
-      if (!this.line) this.text.append((this.line = el("span", { class: "dp-line" })));
-      return this.line;
+    /** A token's span; one that holds a line end is split behind it, so that lines can be blocks. */
+    token(token) {
+      const cut = token.text.lastIndexOf("\n") + 1;
+      const span = this.put(tokenSpan(token, cut ? token.text.slice(0, cut) : token.text));
+      if (!cut) return this.broken(token, span);
+      this.line = null;
+      if (cut < token.text.length) this.put(tokenSpan(token, token.text.slice(cut), true));
+      return span;
+    }
+
+    /** Lines are blocks, so that a new token costs the layout of one line, not of the whole answer. */
+    put(node) {
+      if (!this.line) this.text.append((this.line = el("div", { class: "dp-line" })));
+      this.line.append(node);
+      return node;
+    }
+
+    /** End a block that has grown long where the line wraps anyway: at a token whose space hangs at the line's end. */
+    broken(token, span) {
+      const length = this.line.childElementCount;
+      if (length < 100 || !token.text.startsWith(" ") || (length < 200 && span.getClientRects().length < 2)) return span;
+      span.textContent = " ";
+      this.line = null;
+      this.put(tokenSpan(token, token.text.slice(1), true));
+      return span;
     }
 
     chip(round, count) {
@@ -313,13 +330,20 @@
     /** Text that came later for the last token. */
     retail() {
       const token = this.picture.model.tokens[this.spans.length - 1];
+      if (!token || token.drawn === token.text) return;
       const span = this.spans[this.spans.length - 1];
-      if (span && span.textContent !== token.text) { span.textContent = token.text; mark(span, token.text); }
+      span.textContent += token.text.slice(token.drawn.length);
+      token.drawn = token.text;
+      mark(span, token.text);
     }
 
     drawGhosts(chain) {
-      this.ghosts.replaceChildren(...chain.map((d) => el("span", { class: "dp-ghost", data: { text: d.text.replace(/\n/g, "↵"), draft: d.id } })));
-      this.place().append(this.ghosts);
+      const key = chain.map((d) => d.id).join();
+      if (this.ghosts.dataset.key !== key) {
+        this.ghosts.dataset.key = key;
+        this.ghosts.replaceChildren(...chain.map((d) => el("span", { class: "dp-ghost", data: { text: d.text.replace(/\n/g, "↵"), draft: d.id } })));
+      }
+      if (chain.length && this.ghosts !== this.line?.lastChild) this.put(this.ghosts);
     }
 
     atEnd() { return this.node.scrollTop + this.node.clientHeight >= this.node.scrollHeight - 8; }
@@ -359,7 +383,7 @@
     }
 
     /** All places that arrows stop at, in order. */
-    stops() { return [...this.text.querySelectorAll(".dp-t, .dp-chip")]; }
+    stops() { return [...this.text.querySelectorAll(".dp-t:not(.dp-rest), .dp-chip")]; }
 
     key(event) {
       const stops = this.stops();
@@ -410,6 +434,13 @@
     }
   }
 
+  function tokenSpan(token, text, rest = false) {
+    const span = el("span", { class: `dp-t dp-${token.kind}${rest ? " dp-rest" : ""}`, tabindex: rest ? undefined : "-1", text, data: { i: token.index } });
+    mark(span, text);
+    token.drawn = token.text;
+    return span;
+  }
+
   /** Signs for what has no shape: line ends and tokens without text. */
   function mark(span, text) {
     span.classList.toggle("dp-empty", text === "");
@@ -418,11 +449,12 @@
 
   /* ---------- lanes ---------- */
 
-  const ROWS = { cpu: 6, gpu: 44, strip: 86, axis: 140, height: 160, lane: 30, stripHeight: 46, gutter: 46 };
+  const ROWS = { cpu: 4, gpu: 40, strip: 78, axis: 146, height: 164, lane: 30, stripHeight: 64, title: 14, gutter: 50 };
 
   class Lanes {
     constructor(picture) {
       this.picture = picture;
+      this.rooms = new Map();
       this.canvas = el("canvas", {
         class: "dp-canvas", tabindex: "0", role: "img",
         "aria-label": "Time line: draft batches on the CPU above, verifications on the GPU below. Left and right move, plus and minus zoom, End follows. The table below has the same data.",
@@ -473,9 +505,12 @@
       return this.canvas.clientWidth;
     }
 
+    /** Draw the window; true while it still moves. Thirty frames a second are enough for what slides by. */
     draw(now) {
+      if (now - (this.drawnAt || 0) < 30) return true;
       const width = this.measure();
       if (!width) return false;
+      this.drawnAt = now;
       const { model } = this.picture;
       const settled = this.advance(model);
       this.view = { width, start: this.right - this.span, scale: (width - ROWS.gutter - 6) / this.span };
@@ -528,8 +563,8 @@
       pen.fillStyle = ink.soft;
       pen.fillText("drafts", 0, ROWS.cpu + ROWS.lane / 2 + 7);
       pen.fillText("verifies", 0, ROWS.gpu + ROWS.lane / 2 + 7);
-      pen.fillText("drafted", 0, ROWS.strip + ROWS.stripHeight - 18);
-      pen.fillText("a round", 0, ROWS.strip + ROWS.stripHeight - 6);
+      pen.fillText("drafted", 0, ROWS.strip + ROWS.stripHeight - 20);
+      pen.fillText("a round", 0, ROWS.strip + ROWS.stripHeight - 8);
       this.drawAxis(pen, width);
     }
 
@@ -587,7 +622,7 @@
       const { ink } = this.picture;
       const count = round.drafted.length;
       if (!count) return;
-      const height = (count / top) * (ROWS.stripHeight - 12);
+      const height = (count / top) * (ROWS.stripHeight - ROWS.title - 12);
       const y = ROWS.strip + ROWS.stripHeight - height;
       pen.fillStyle = ink.cpuSoft;
       pen.fillRect(a + 0.5, y, Math.max(1, b - a - 1), height);
@@ -607,7 +642,7 @@
     /** γ*: a stepped line over the columns, named at its right end. */
     drawBudget(pen, model, from, to, top) {
       const { ink } = this.picture;
-      const y = (budget) => Math.round(ROWS.strip + ROWS.stripHeight - (budget / top) * (ROWS.stripHeight - 12)) + 0.5;
+      const y = (budget) => Math.round(ROWS.strip + ROWS.stripHeight - (budget / top) * (ROWS.stripHeight - ROWS.title - 12)) + 0.5;
       let last = 0;
       pen.strokeStyle = ink.budget;
       pen.lineWidth = 2;
@@ -625,14 +660,9 @@
       pen.lineWidth = 1;
       if (!last) return;
       pen.font = `600 11px ${ink.font}`;
-      const label = `budget γ* = ${fixed(last)}`;
-      const room = pen.measureText(label).width + 8;
-      const above = Math.max(y(last) - 9, ROWS.strip - 2);
-      pen.fillStyle = ink.paper;
-      pen.fillRect(this.view.width - room - 2, above - 7, room, 14);
       pen.fillStyle = ink.budget;
       pen.textAlign = "right";
-      pen.fillText(label, this.view.width - 6, above);
+      pen.fillText(`╌ computed budget γ* = ${fixed(last)}`, this.view.width - 4, ROWS.strip + 6);
       pen.font = `11px ${ink.font}`;
     }
 
@@ -643,16 +673,22 @@
       pen.fillRect(a, y, width, ROWS.lane);
       pen.strokeStyle = edge;
       if (width > 3) pen.strokeRect(a + 0.5, y + 0.5, width - 1, ROWS.lane - 1);
-      if (!label || width < pen.measureText(label).width + 4) return;
+      const room = label ? this.room(pen, label) : 0;
+      if (!label || width < room + 4) return;
       const middle = Math.min(Math.max((a + b) / 2, ROWS.gutter + 10), this.view.width - 10);
       pen.textAlign = "center";
       if (fill === this.picture.ink.hatch) {
         pen.fillStyle = this.picture.ink.paper;
-        const room = pen.measureText(label).width + 6;
-        pen.fillRect(middle - room / 2, y + ROWS.lane / 2 - 8, room, 16);
+        pen.fillRect(middle - room / 2 - 2, y + ROWS.lane / 2 - 8, room + 4, 16);
       }
       pen.fillStyle = labelColour;
       pen.fillText(label, middle, y + ROWS.lane / 2 + 0.5);
+    }
+
+    /** Width of a label in pixels; the same few are asked for all the time. */
+    room(pen, label) {
+      if (!this.rooms.has(label)) this.rooms.set(label, pen.measureText(label).width);
+      return this.rooms.get(label);
     }
 
     /** The whole answer in a strip: share of each column in which a lane ran, and the window. */
@@ -777,7 +813,7 @@
 
   /** What a verification brought, as wide as there is room for. */
   function verdict(round, room) {
-    const sign = { correction: " ▲", bonus: " ＋" }[round.tokens[round.tokens.length - 1]?.[1]] || "";
+    const sign = { correction: " ▲", bonus: " ✚" }[round.tokens[round.tokens.length - 1]?.[1]] || "";
     const brief = `+${round.tokens.length}`;
     if (room > 150 && round.pending.length) return `${round.pending.length} tested, +${round.tokens.length} token${round.tokens.length === 1 ? "" : "s"}${sign}`;
     return room > 44 ? brief + sign : brief;
@@ -842,10 +878,10 @@
       this.node = el("div", { class: "dp-gauges", role: "group", "aria-label": "Figures of this answer" });
       this.cards = {};
       for (const [key, title, hint] of [
-        ["speed", "Speed", "Tokens per second from the first token to the last one."],
-        ["speedup", "Against plain decoding", "This answer’s tokens/s over the tokens/s of plain decoding measured on this machine, same engine."],
-        ["tau", "τ tokens a forward", "Tokens emitted per target forward, the correction or bonus included. Plain decoding has 1."],
-        ["alpha", "α acceptance", "Accepted over tested draft tokens. Read it together with drafted per round and τ."],
+        ["speed", "Speed", "Tokens per second from the first token to the last one; now: over the last two seconds; first: time to the first token."],
+        ["speedup", "Speedup", "This answer’s tokens/s over the tokens/s of plain decoding measured on this machine, same engine."],
+        ["tau", "τ, tokens a forward", "Tokens emitted per target forward, the correction or bonus included. Plain decoding has 1."],
+        ["alpha", "α, acceptance", "Accepted over tested draft tokens. Read it together with drafted per round and τ."],
         ["drafted", "Drafted a round", "Tokens drafted per round, recently, beside the computed budget γ* = T_target / T_draft."],
       ]) this.node.append(this.card(key, title, hint));
       this.node.append(this.laneCard());
@@ -877,10 +913,10 @@
     draw() {
       const { model } = this.picture;
       const g = model.gauges;
-      this.set("speed", isNumber(g.rate) ? `${fixed(g.rate)} tok/s` : "–", null, `now ${fixed(g.now)} · first token ${seconds(g.ttft)}`);
+      this.set("speed", isNumber(g.rate) ? `${fixed(g.rate)} tok/s` : "–", null, `now ${fixed(g.now)} · first ${seconds(g.ttft)}`);
       this.set("speedup", isNumber(g.speedup) ? `${fixed(g.speedup, 2)}×` : "–", null, speedupNote(g, model));
       this.cards.speedup.value.classList.toggle("dp-bad", isNumber(g.speedup) && g.speedup < 1);
-      this.set("tau", fixed(g.tau, 2), null, `${g.tokens || 0} tokens in ${plural(g.rounds || 0, "forward")}`);
+      this.set("tau", fixed(g.tau, 2), null, `${g.tokens || 0} in ${plural(g.rounds || 0, "forward")}`);
       this.set("alpha", percent(g.alpha), g.alpha, `${g.accepted || 0} of ${(g.accepted || 0) + (g.rejected || 0)} tested`);
       const scale = 1.25 * Math.max(g.budget || 0, g.drafted_per_round || 0, 1);
       this.set("drafted", fixed(g.drafted_per_round), (g.drafted_per_round || 0) / scale, g.budget ? `budget γ* ${fixed(g.budget)}` : "budget not known");
@@ -895,14 +931,14 @@
   /** The reason beside a speedup, mostly where it is below 1. */
   function speedupNote(g, model) {
     if (!isNumber(g.speedup)) return model.state.decoder === "autoregressive" ? "this is plain decoding" : "plain not measured yet";
-    if (g.speedup >= 1) return `plain: ${fixed(g.plain_rate)} tok/s, measured`;
+    if (g.speedup >= 1) return `plain: ${fixed(g.plain_rate)} tok/s`;
     if (isNumber(g.alpha) && g.alpha < 0.5) return "slower: most drafts are rejected";
     return isNumber(g.tau) && g.tau < 1.2 ? "slower: too little is drafted in time" : "slower: forwards cost more than they gain";
   }
 
   /* ---------- tree of a round ---------- */
 
-  const CELL = { width: 92, height: 40, box: 78, tall: 24, pad: 10 };
+  const CELL = { width: 96, height: 38, box: 80, tall: 23, pad: 8 };
 
   /** What the tree of a round shows: nodes with column, row and state; the root is {id: -1, column: 0}. */
   function layoutTree(model, index, limit = 60) {
@@ -1005,7 +1041,7 @@
     const [x, y] = corner(n);
     const text = n.draft ? n.draft.text : n.text;
     const state = n.root ? "root" : n.state;
-    const sign = { correction: "▲ ", bonus: "＋ " }[state] || (n.draft?.origin === "ngram" ? "⧉ " : "");
+    const sign = { correction: "▲ ", bonus: "✚ " }[state] || (n.draft?.origin === "ngram" ? "⧉ " : "");
     let label = sign + shown(text);
     if (label.length > 10) label = `${label.slice(0, 9)}…`;
     if (state === "ignored") label = `[${label}]`;
@@ -1088,6 +1124,7 @@
     constructor(element, parts = ["head", "gauges", "ribbon", "legend", "lanes", "tree"]) {
       this.model = new Model();
       this.selected = -1;
+      this.done = {};
       this.root = el("section", { class: "dp", "aria-label": "Live picture" });
       element.replaceChildren(this.root);
       this.tip = new Tip(this.root);
@@ -1125,10 +1162,10 @@
     select(round) {
       this.selected = round;
       this.ribbon?.highlight(round);
-      this.treeAt = 0;
       this.wake();
     }
 
+    /** Draw at the next animation frame. */
     wake() {
       if (this.asked) return;
       this.asked = true;
@@ -1139,22 +1176,22 @@
     draw(now) {
       this.ink = this.ink || readInk(this.root);
       this.ribbon?.draw();
-      let again = this.lanes?.draw(now) || false;
-      const finished = Boolean(this.model.state.finish);
-      const due = (name, every, action) => {
-        const last = this[`${name}At`] || 0;
-        if (now - last >= every || finished) { this[`${name}At`] = now; action(); } else again = true;
-      };
+      if (this.lanes?.draw(now)) this.wake();
       const seen = `${this.model.generation}/${this.model.n}/${this.selected}`;
-      if (this.seen !== seen || this.late) {
-        this.seen = seen;
-        this.late = false;
-        due("gauges", 200, () => { this.gauges?.draw(); this.drawHead(); });
-        due("tree", 400, () => this.tree?.draw());
-        due("polite", 5000, () => this.speak());
-        this.late = again && !finished;
-      }
-      if (again) this.wake();
+      this.seldom("gauges", 200, seen, now, () => { this.gauges?.draw(); this.drawHead(); });
+      this.seldom("tree", 400, seen, now, () => this.tree?.draw());
+      this.seldom("polite", 5000, seen, now, () => this.speak());
+    }
+
+    /** Run an action when something is new since it last ran, but not within `every` milliseconds of that. */
+    seldom(name, every, seen, now, action) {
+      const last = this.done[name] || (this.done[name] = { at: -Infinity, seen: "" });
+      if (last.seen === seen) return;
+      const rest = this.model.state.finish || this.selected !== last.selected ? 0 : last.at + every - now;
+      if (rest <= 0) {
+        Object.assign(last, { at: now, seen, selected: this.selected });
+        action();
+      } else if (!last.timer) last.timer = setTimeout(() => { last.timer = 0; this.wake(); }, rest);
     }
 
     drawHead() {

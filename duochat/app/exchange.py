@@ -24,7 +24,7 @@ _NAMES = "|".join(HEADINGS.values())
 _HEADING = rf"## (?:{_NAMES})[ \t]*$"
 TITLE = re.compile(rf"^# (.*)\n+(?={_HEADING})", re.MULTILINE)
 MESSAGE = re.compile(rf"^## ({_NAMES})[ \t]*$", re.MULTILINE)
-LOOKALIKE = re.compile(rf"^\\*(?:{_HEADING}|# .*\Z)", re.MULTILINE)  # in a message: gets a backslash
+LOOKALIKE = re.compile(rf"^\\*(?:{_HEADING}|# .*\n*\Z)", re.MULTILINE)  # in a message: gets a backslash
 
 
 @dataclass(frozen=True, slots=True)

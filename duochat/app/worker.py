@@ -26,6 +26,7 @@ from duochat import DuoChatError
 from duochat.app.chat import Chat, Options, Step
 from duochat.app.text import Messages, Tokenizer
 from duochat.engine.lanes import Cancelled, never
+from duochat.models import fetch, target_folder
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, total or 0)
 Load = Callable[[Any, Progress], Chat]  # runs in the child; must be importable by name
@@ -39,8 +40,9 @@ def load_chat(settings: Any, progress: Progress) -> Chat:
     """Load both lanes and the target's tokenizer as the settings say. Raises DuoChatError."""
     from duochat.engine.engine import Engine  # torch and llama_cpp are loaded in the child alone
 
-    engine = Engine.load(settings, progress)
-    return Chat(engine, Tokenizer.load(engine.folder, settings.chat_template))
+    folder = target_folder(fetch(settings.target, progress), progress)
+    tokenizer = Tokenizer.load(folder, settings.chat_template)
+    return Chat(Engine.load(settings, progress), tokenizer)
 
 
 # ---------------------------------------------------------------- the child

@@ -303,6 +303,6 @@ class LlamaDrafter(Drafter):
 
 def _common(cached: Sequence[int], context: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    if list(context[: len(cached)]) == cached:
+    if context[: len(cached)] == cached:
         return len(cached)
     return next((i for i, (a, b) in enumerate(zip(cached, context, strict=False)) if a != b), len(context))

@@ -37,6 +37,7 @@ class Llama:
         self.close = weakref.finalize(self, _free, self._context, model)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = _Batch()
+        self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
         self._stop = ctypes.create_string_buffer(2)
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
@@ -84,24 +85,26 @@ class Llama:
 
     def logits(self, rows: int) -> np.ndarray:
         """A view of the last decode's logits, rows x vocabulary, valid until the next one."""
-        return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), (rows, self.vocabulary))
+        address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
+        if address != self._address:
+            size = OUTPUTS * self.vocabulary
+            self._logits = np.ctypeslib.as_array((ctypes.c_float * size).from_address(address)).reshape(OUTPUTS, -1)
+            self._address = address
+        return self._logits[:rows]
 
 
 class _Batch:
-    """A llama_batch over NumPy arrays."""
+    """A llama_batch over arrays of our own. Assigning to slices of ctypes arrays is quicker than to NumPy's."""
 
     def __init__(self) -> None:
-        self.tokens, self.positions, self.counts = (np.zeros(BATCH, np.int32) for _ in range(3))
-        self.outputs = np.zeros(BATCH, np.int8)
-        self.sequences = np.zeros((BATCH, SEQUENCES), np.int32)
-        self.rows = self.sequences.ctypes.data + np.arange(BATCH, dtype=np.uintp) * self.sequences.strides[0]
-        self.struct = llama_cpp.llama_batch(
-            token=self.tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            pos=self.positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            n_seq_id=self.counts.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            seq_id=self.rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
-            logits=self.outputs.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        ints = ctypes.c_int32 * BATCH
+        self.tokens, self.positions, self.counts = ints(), ints(), ints()
+        self.sequences = ((ctypes.c_int32 * SEQUENCES) * BATCH)()
+        self.rows = (ctypes.POINTER(ctypes.c_int32) * BATCH)(
+            *(ctypes.cast(row, ctypes.POINTER(ctypes.c_int32)) for row in self.sequences)
         )
+        self.outputs = (ctypes.c_int8 * BATCH)()
+        self.struct = llama_cpp.llama_batch(0, self.tokens, None, self.positions, self.counts, self.rows, self.outputs)
 
     def fill(
         self,
@@ -114,12 +117,11 @@ class _Batch:
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.counts[:n] = [len(own) for own in sequences]
-        self.sequences[:n, 0] = [own[0] for own in sequences]
-        for row, own in enumerate(sequences):
-            if len(own) > 1:
-                self.sequences[row, : len(own)] = own
-        self.outputs[:n] = 0
-        self.outputs[list(outputs)] = 1
+        for row, own in zip(self.sequences, sequences, strict=False):
+            row[: len(own)] = own
+        self.outputs[:n] = bytes(n)
+        for row in outputs:
+            self.outputs[row] = 1
 
 
 @cache
@@ -174,11 +176,12 @@ def _check_file(path: Path) -> None:
 def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = cells
-    params.n_batch = params.n_ubatch = BATCH
+    params.n_batch, params.n_ubatch = BATCH, BATCH // 4
     params.n_seq_max = SEQUENCES
     params.n_outputs_max = OUTPUTS
     params.n_outputs_max_per_seq = 0
     params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower on CPUs from some 500 tokens on
     params.kv_unified = params.swa_full = params.no_perf = True
     params.offload_kqv = params.op_offload = False
     context = llama_cpp.llama_init_from_model(model, params)

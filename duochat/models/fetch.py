@@ -296,4 +296,8 @@ def _bar(label: str, progress: Progress) -> type:
             if self.bytes:
                 progress(label, int(self.n), int(self.total or 0))
 
+        def close(self) -> None:
+            self.display()
+            super().close()
+
     return Bar

@@ -81,7 +81,7 @@ def read(path: Path) -> Header:
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
             header = _Cursor(data).header(path)
-        except (struct.error, UnicodeDecodeError, KeyError, OverflowError, MemoryError):
+        except (struct.error, UnicodeDecodeError, KeyError, OverflowError, MemoryError, RecursionError):
             raise _broken(path) from None
         if any(t.offset + t.size > len(data) for t in header.tensors):
             raise _broken(path)

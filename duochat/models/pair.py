@@ -84,11 +84,13 @@ def vocabulary(path: Path) -> dict[int, str]:
 def _from_json(path: Path) -> dict[int, str]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        model, added = content["model"]["vocab"], content.get("added_tokens", [])
-    except (ValueError, KeyError, TypeError, OSError):
+        vocabulary, added = content["model"]["vocab"], content.get("added_tokens", [])
+        listed = (
+            enumerate(t for t, _ in vocabulary) if isinstance(vocabulary, list) else map(reversed, vocabulary.items())
+        )
+        return dict(listed) | {token["id"]: token["content"] for token in added}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         raise DuoChatError(f"{path} is no tokenizer or is damaged: fetch the model again.") from None
-    listed = enumerate(t for t, _ in model) if isinstance(model, list) else ((i, t) for t, i in model.items())
-    return dict(listed) | {token["id"]: token["content"] for token in added}
 
 
 def _is_padding(token: str | None) -> bool:

@@ -13,6 +13,8 @@ from duochat import DuoChatError
 
 Progress = Callable[[str, int, int], None]  # (label, done, total); total 0 = not known
 PARTIAL = ".partial"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 
 
 def silent(label: str, done: int, total: int) -> None:
@@ -98,13 +100,13 @@ def disk_faults(path: Path) -> Iterator[None]:
     """Turn a full disk or a refused write into one sentence."""
     try:
         yield
-    except PermissionError as fault:
+    except OSError as fault:
+        if fault.errno in FULL:
+            raise full(path) from None
+        if fault.errno not in UNWRITABLE:
+            raise
         where = fault.filename or path
         raise DuoChatError(f"{where} cannot be written: set DUOCHAT_CACHE to a folder of yours.") from None
-    except OSError as fault:
-        if fault.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise full(path) from None
 
 
 def full(path: Path, need: int = 0) -> DuoChatError:

@@ -36,7 +36,9 @@ def load(
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """The model with our attention, ready for inference."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # its bars write over ours and leave a semaphore behind
     if not (Path(folder) / "config.json").is_file():
         raise DuoChatError(f"{folder} holds no config.json: name a folder with a transformers model as the target.")
     try:

@@ -1,0 +1,331 @@
+"""Conversations on the server's disk: SQLite, messages as a tree, traces for replay.
+
+Nothing said is ever overwritten: edits and retries are branches. A conversation's `leaf` is the last message on view.
+Safe from several threads and processes. Methods raise DuoChatError with a sentence for the person.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from duochat import DuoChatError
+from duochat.app import exchange
+from duochat.app.chat import ROLES, Step
+from duochat.app.database import Database, data_dir
+
+TRASH_DAYS = 30  # how long a deleted conversation can be restored
+LONGEST_TITLE = 200
+PATH = """
+WITH RECURSIVE path (id, depth) AS (
+    VALUES (?, 0) UNION ALL SELECT m.parent, depth + 1 FROM path JOIN messages m ON m.id = path.id WHERE m.parent NOTNULL
+)
+SELECT m.id, m.parent, m.role, m.content, m.meta, m.created FROM path JOIN messages m USING (id) ORDER BY depth DESC
+"""
+LAST_VIEWED_BELOW = """
+WITH RECURSIVE below (id) AS (VALUES (?) UNION ALL SELECT m.id FROM below JOIN messages m ON m.parent = below.id)
+SELECT m.id FROM below JOIN messages m USING (id) ORDER BY m.viewed DESC, m.id DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """version grows with every change that another tab may not have seen; hand it back to be warned of one."""
+
+    id: str
+    title: str
+    created: float  # seconds since 1970
+    updated: float
+    settings: dict[str, Any]
+    leaf: int | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """versions: ids of the messages at this place, itself included, oldest first. meta: what the app noted of it."""
+
+    id: int
+    parent: int | None
+    role: str
+    content: str
+    meta: dict[str, Any] = field(default_factory=dict)
+    created: float = 0.0
+    versions: tuple[int, ...] = ()
+
+
+class Store:
+    """All conversations of one file. notice: what was wrong with the file when it was opened, "" if nothing."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._db = Database(path or data_dir() / "conversations.db")
+        self.notice = self._db.notice
+        with self._db.writing():
+            self._db.execute("DELETE FROM conversations WHERE deleted < ?", time.time() - TRASH_DAYS * 86400)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # ------------------------------------------------------------ conversations
+
+    def conversations(self, query: str = "") -> list[Conversation]:
+        """Those whose title or messages hold every word of the query, the one changed last first."""
+        words = query.casefold().split()
+        found = """(instr(casefold(c.title), ?1) OR EXISTS
+            (SELECT 1 FROM messages m WHERE m.conversation = c.id AND instr(casefold(m.content), ?1)))"""
+        conditions = ["c.deleted IS NULL", *(found.replace("?1", f"?{i}") for i in range(1, len(words) + 1))]
+        rows = self._db.read(
+            f"{_CONVERSATION} WHERE {' AND '.join(conditions)} ORDER BY c.updated DESC, c.rowid DESC", words
+        )
+        return [_conversation(row) for row in rows]
+
+    def get(self, conversation: str) -> Conversation | None:
+        """None when there is no such conversation or it was deleted."""
+        rows = self._db.read(f"{_CONVERSATION} WHERE c.id = ? AND c.deleted IS NULL", (conversation,))
+        return _conversation(rows[0]) if rows else None
+
+    def create(self, settings: dict[str, Any] | None = None, title: str = "") -> Conversation:
+        with self._db.writing():
+            id = self._insert_conversation(title, settings or {}, time.time(), time.time())
+            return self._current(id)
+
+    def rename(self, conversation: str, title: str, version: int | None = None) -> Conversation:
+        return self._change(conversation, version, title=_title(title))
+
+    def configure(self, conversation: str, settings: dict[str, Any], version: int | None = None) -> Conversation:
+        """Remember the settings that it was last used with."""
+        return self._change(conversation, version, settings=json.dumps(settings))
+
+    def delete(self, conversation: str, version: int | None = None) -> None:
+        """Into the trash, from which `restore` takes it back within TRASH_DAYS."""
+        self._change(conversation, version, deleted=time.time())
+
+    def restore(self, conversation: str) -> Conversation:
+        with self._db.writing():
+            self._db.execute("UPDATE conversations SET deleted = NULL WHERE id = ?", conversation)
+            return self._current(conversation)
+
+    def _change(self, conversation: str, version: int | None, **values: Any) -> Conversation:
+        """Set columns. Raises DuoChatError when it is gone, or not of the given version any more."""
+        with self._db.writing():
+            before = self._current(conversation, version)
+            columns = ", ".join(f"{column} = ?" for column in values)
+            self._db.execute(
+                f"UPDATE conversations SET {columns}, version = version + 1 WHERE id = ?",
+                *values.values(),
+                conversation,
+            )
+            return before if "deleted" in values else self._current(conversation)
+
+    def _current(self, conversation: str, version: int | None = None) -> Conversation:
+        found = self.get(conversation)
+        if found is None:
+            raise DuoChatError("This conversation is no longer there: choose another one or start a new chat.")
+        if version is not None and version != found.version:
+            raise DuoChatError(
+                "This conversation was changed in another tab: look at it again, then repeat your change."
+            )
+        return found
+
+    # ------------------------------------------------------------------ messages
+
+    def thread(self, conversation: str) -> list[Message]:
+        """The messages on view, the first one first; [] when there is no such conversation."""
+        found = self.get(conversation)
+        if found is None or found.leaf is None:
+            return []
+        versions: dict[int | None, list[int]] = {}
+        for id, parent in self._db.read(
+            "SELECT id, parent FROM messages WHERE conversation = ? ORDER BY id", (found.id,)
+        ):
+            versions.setdefault(parent, []).append(id)
+        return [_message(row, versions[row[1]]) for row in self._db.read(PATH, (found.leaf,))]
+
+    def add(
+        self,
+        conversation: str,
+        parent: int | None,
+        role: str,
+        content: str,
+        meta: dict[str, Any] | None = None,
+        steps: Iterable[Step] = (),
+        version: int | None = None,
+    ) -> Message:
+        """A new message after `parent` (None: a first one), which comes on view. Beside others it is a new branch."""
+        if role not in ROLES:
+            raise DuoChatError(f"A message has the role {role!r}: give {', '.join(ROLES)}.")
+        trace = _packed(steps)
+        with self._db.writing():
+            self._current(conversation, version)
+            self._belongs(conversation, parent)
+            id = self._insert_message(conversation, parent, role, content, meta or {}, time.time(), trace)
+            self._show(conversation, id)
+            self._db.execute("UPDATE conversations SET updated = ? WHERE id = ?", time.time(), conversation)
+        return self.message(id)
+
+    def message(self, message: int) -> Message:
+        """Raises DuoChatError when there is none."""
+        rows = self._db.read(
+            "SELECT id, parent, role, content, meta, created, conversation FROM messages WHERE id = ?", (message,)
+        )
+        if not rows:
+            raise DuoChatError("That message is no longer there: reload the page.")
+        *row, conversation = rows[0]
+        beside = "SELECT id FROM messages WHERE conversation = ? AND parent IS ? ORDER BY id"
+        return _message(row, [id for (id,) in self._db.read(beside, (conversation, row[1]))])
+
+    def update(
+        self, message: int, content: str, meta: dict[str, Any] | None = None, steps: Iterable[Step] | None = None
+    ) -> None:
+        """For the one who writes an answer: its text so far, its notes and trace. None leaves them as they are."""
+        trace = _packed(steps or ())
+        with self._db.writing():
+            self._db.execute("UPDATE messages SET content = ? WHERE id = ?", _storable(content), message)
+            if meta is not None:
+                self._db.execute("UPDATE messages SET meta = ? WHERE id = ?", json.dumps(meta), message)
+            if trace:
+                self._db.execute("INSERT OR REPLACE INTO traces VALUES (?, ?)", message, trace)
+
+    def trace(self, message: int) -> list[Step]:
+        """The steps by which the answer came; [] when none were kept."""
+        rows = self._db.read("SELECT steps FROM traces WHERE message = ?", (message,))
+        return _unpacked(rows[0][0]) if rows else []
+
+    def select(self, conversation: str, message: int, version: int | None = None) -> None:
+        """Show this version of a message, and below it what was last on view there."""
+        with self._db.writing():
+            self._current(conversation, version)
+            self._belongs(conversation, message)
+            (leaf,) = self._db.execute(LAST_VIEWED_BELOW, message).fetchone()
+            self._show(conversation, leaf)
+
+    def settle(self, conversation: str, leaf: int | None, version: int | None = None) -> None:
+        """End the view at this message (None: at nothing). What follows it stays as a branch."""
+        with self._db.writing():
+            self._current(conversation, version)
+            self._belongs(conversation, leaf)
+            self._show(conversation, leaf)
+
+    def _show(self, conversation: str, leaf: int | None) -> None:
+        self._db.execute("UPDATE conversations SET leaf = ?, version = version + 1 WHERE id = ?", leaf, conversation)
+        version = "(SELECT version FROM conversations WHERE id = conversation)"
+        self._db.execute(f"UPDATE messages SET viewed = {version} WHERE id = ?", leaf)
+
+    def _belongs(self, conversation: str, message: int | None) -> None:
+        query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
+        if message is not None and not self._db.read(query, (message, conversation)):
+            raise DuoChatError("That message is no longer part of this conversation: reload the page.")
+
+    def _insert_conversation(self, title: str, settings: dict[str, Any], created: float, updated: float) -> str:
+        id = secrets.token_hex(8)
+        self._db.execute(
+            "INSERT INTO conversations (id, title, created, updated, settings) VALUES (?, ?, ?, ?, ?)",
+            id,
+            _title(title),
+            created,
+            updated,
+            json.dumps(settings),
+        )
+        return id
+
+    def _insert_message(
+        self,
+        conversation: str,
+        parent: int | None,
+        role: str,
+        content: str,
+        meta: dict[str, Any],
+        created: float,
+        trace: bytes,
+    ) -> int:
+        id = self._db.execute(
+            "INSERT INTO messages (conversation, parent, role, content, meta, created) VALUES (?, ?, ?, ?, ?, ?)",
+            conversation,
+            parent,
+            role,
+            _storable(content),
+            json.dumps(meta),
+            created,
+        ).lastrowid
+        if trace:
+            self._db.execute("INSERT INTO traces VALUES (?, ?)", id, trace)
+        return int(id or 0)
+
+    # ------------------------------------------------------- export and import
+
+    def export(self, conversation: str | None = None, form: str = "json", traces: bool = True) -> str:
+        """One conversation or all, as the text of a file; form: "json" (all there is) or "markdown" (what is on view)."""
+        wanted = self.conversations() if conversation is None else [self._current(conversation)]
+        write = exchange.markdown if form == "markdown" else exchange.dump
+        return write(self._parcel(c, traces and form != "markdown") for c in wanted)
+
+    def _parcel(self, c: Conversation, traces: bool) -> exchange.Parcel:
+        query = "SELECT id, parent, role, content, meta, created FROM messages WHERE conversation = ? ORDER BY id"
+        entries = tuple(
+            exchange.Entry(
+                id, parent, role, content, json.loads(meta), created, tuple(self.trace(id)) if traces else ()
+            )
+            for id, parent, role, content, meta, created in self._db.read(query, (c.id,))
+        )
+        return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated)
+
+    def import_(self, text: str) -> list[Conversation]:
+        """Add the conversations of an exported file as new ones. Raises DuoChatError, and then has added none."""
+        parcels = exchange.parse(text)
+        with self._db.writing():
+            return [self._current(self._unpack(parcel)) for parcel in parcels]
+
+    def _unpack(self, parcel: exchange.Parcel) -> str:
+        now = time.time()
+        id = self._insert_conversation(parcel.title, parcel.settings, parcel.created or now, parcel.updated or now)
+        new: dict[int | None, int | None] = {None: None}
+        for e in parcel.entries:
+            row = (e.role, e.content, e.meta, e.created or now, _packed(e.trace))
+            new[e.key] = self._insert_message(id, new[e.parent], *row)
+        self._show(id, new[parcel.leaf])
+        return id
+
+
+_CONVERSATION = "SELECT c.id, c.title, c.created, c.updated, c.settings, c.leaf, c.version FROM conversations c"
+
+
+def _conversation(row: Sequence[Any]) -> Conversation:
+    id, title, created, updated, settings, leaf, version = row
+    return Conversation(id, title, created, updated, json.loads(settings), leaf, version)
+
+
+def _message(row: Sequence[Any], versions: Iterable[int]) -> Message:
+    id, parent, role, content, meta, created = row
+    return Message(id, parent, role, content, json.loads(meta), created, tuple(versions))
+
+
+def _title(text: str) -> str:
+    return _storable(" ".join(text.split())[:LONGEST_TITLE])
+
+
+def _storable(text: str) -> str:
+    """Half a surrogate pair, which a browser can send, has no UTF-8: it becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _packed(steps: Iterable[Step]) -> bytes:
+    """Compressed JSON lines; b"" for no steps."""
+    lines = "\n".join(step.to_json() for step in steps)
+    return zlib.compress(lines.encode()) if lines else b""
+
+
+def _unpacked(data: bytes) -> list[Step]:
+    return [Step.from_json(line) for line in zlib.decompress(data).decode().split("\n")]

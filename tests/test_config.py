@@ -1,0 +1,153 @@
+"""Settings: defaults, layers, and one sentence for each thing that can be wrong."""
+
+import math
+
+import pytest
+
+from duochat import DuoChatError, config
+from duochat.config import Settings, load
+
+
+def write(folder, text):
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_default_names_a_pair():
+    settings = load()
+    assert settings.target
+    assert settings.draft
+    assert (settings.temperature, settings.decoder, settings.host, settings.port) == (0.0, "duotree", "127.0.0.1", 7860)
+
+
+def test_overrides_win_and_none_does_not(tmp_path):
+    path = write(tmp_path, "temperature: 0.7\nseed: 3\n")
+    settings = load(path, seed=5, temperature=None)
+    assert (settings.temperature, settings.seed) == (0.7, 5)
+
+
+def test_a_file_without_a_pair_gets_the_default_one(tmp_path):
+    settings = load(write(tmp_path, "seed: 3"))
+    assert (settings.target, settings.draft) == (load().target, load().draft)
+    assert settings.description == "", "the default pair's description and memory are not another file's"
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path):
+    settings = load(write(tmp_path, "target: models/t\ndraft: ../d.gguf"))
+    assert settings.target == str(tmp_path / "models" / "t")
+    assert settings.draft == str(tmp_path.parent / "d.gguf")
+
+
+def test_an_empty_file_is_fine(tmp_path):
+    assert load(write(tmp_path, "# nothing\n")) == Settings(load().target, load().draft)
+
+
+def test_every_preset_loads_and_says_what_it_needs():
+    presets = config.presets()
+    assert next(iter(presets)) == "default"
+    for name, settings in presets.items():
+        assert settings.description, name
+        assert settings.target_gib > 0, name
+        assert settings.draft_gib > 0, name
+
+
+def test_unknown_key_names_key_file_and_what_was_meant(tmp_path):
+    path = write(tmp_path, "temprature: 0.7")
+    with pytest.raises(DuoChatError, match=r"'temprature'.*mine.yaml.*temperature"):
+        load(path)
+
+
+def test_a_value_out_of_range_names_the_file(tmp_path):
+    with pytest.raises(DuoChatError, match=r"mine.yaml: top_p is 2.*above 0 and up to 1"):
+        load(write(tmp_path, "top_p: 2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -1.0),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("max_tokens", 0),
+        ("max_tokens", 10**9),
+        ("max_tokens", True),
+        ("seed", -1),
+        ("context_length", 1),
+        ("draft_budget", 0),
+        ("draft_budget", "many"),
+        ("draft_threads", 0),
+        ("port", 0),
+        ("port", 65536),
+        ("decoder", "fast"),
+        ("device", "tpu"),
+        ("dtype", "int8"),
+        ("quantize", "2bit"),
+        ("compile", "yes"),
+        ("stop", [""]),
+        ("stop", 3),
+        ("target", ""),
+        ("draft", 7),
+        ("system", 7),
+    ],
+)
+def test_values_out_of_range_are_refused_in_one_sentence(name, value):
+    with pytest.raises(DuoChatError) as fault:
+        load(**{name: value})
+    assert str(fault.value).startswith(f"{name} is {value!r}: ")
+    assert str(fault.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("draft_budget", "auto"),
+        ("draft_budget", 1),
+        ("draft_threads", 8),
+        ("temperature", 1),
+        ("top_p", 1),
+        ("stop", "x"),
+    ],
+)
+def test_values_in_range_are_taken(name, value):
+    load(**{name: value})
+
+
+def test_one_stop_string_is_a_list_of_one(tmp_path):
+    assert load(write(tmp_path, 'stop: "###"')).stop == ("###",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [", "not valid YAML .line"),
+        ("- 1\n- 2", "holds no settings"),
+        ("just words", "holds no settings"),
+        ("1: 2", "Unknown key 1"),
+    ],
+)
+def test_what_is_no_config(tmp_path, text, says):
+    with pytest.raises(DuoChatError, match=says):
+        load(write(tmp_path, text))
+
+
+def test_a_file_in_another_encoding(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"system: \xff\xfe")
+    with pytest.raises(DuoChatError, match="cannot be read"):
+        load(path)
+
+
+def test_a_missing_file_lists_the_presets(tmp_path):
+    with pytest.raises(DuoChatError, match=r"no config file .*default"):
+        load(tmp_path / "none.yaml")
+
+
+def test_a_preset_by_name():
+    assert load("qwen3-8b").target == "hf:Qwen/Qwen3-8B"

@@ -1,0 +1,236 @@
+"""Converting a GGUF target: the same function, the same tokens as llama.cpp, made once."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+import toy_models
+from gguf import GGMLQuantizationType, GGUFReader
+from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from toy_models import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf, write_sentencepiece
+
+from duochat import DuoChatError
+from duochat.models import gguf, require_target, target_folder, weights
+from duochat.models import tokenizer as conversion
+from duochat.models.convert import converted
+
+KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1]
+TEXTS = [
+    "What is the capital of France?",
+    "In 2024, 3.14159 and 1234567 items cost $99.50, 50% off.",
+    "def f(x):\n    return x**2  # squared\n\n\n\tif a:\r\n\r\n",
+    "  leading   spaces  and trailing   ",
+    "日本語 😀👩‍👩‍👧 émigré naïve ﬁ ½ ²³ Ⅷ ١٢٣",
+    "I'm you're they'LL DON'T don’t",
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    '!!!???...---___*** {"k": [1, 22, 333]}',
+    "a\u00a0b\u200bc",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
+
+
+# ---------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_the_converted_model_is_the_same_function(tmp_path, architecture):
+    """llama.cpp on the file and transformers on the folder give the same logits (fp32 throughout)."""
+    import llama_cpp
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = write_gguf(tmp_path / "toy.gguf", architecture, quantized=GGMLQuantizationType.F32)
+    ids = [5, 9, 77, 300, 4]
+    model = AutoModelForCausalLM.from_pretrained(target_folder(path), dtype=torch.float32)
+    with torch.no_grad():
+        ours = model(torch.tensor([ids])).logits[0].numpy()
+    theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, n_threads=1, type_k=0, type_v=0, verbose=False)
+    theirs.eval(ids)
+    np.testing.assert_allclose(ours, np.array(theirs.scores[: len(ids)]), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_value_is_kept(tmp_path, kind):
+    """Half precision stays half, what is quantised becomes exactly what the gguf package makes of it."""
+    path = write_gguf(tmp_path / "toy.gguf", "qwen2", quantized=kind)
+    made = load_file(target_folder(path) / "model.safetensors")
+    assert len(made) == len(GGUFReader(path).tensors)
+    for tensor in GGUFReader(path).tensors:
+        ours = made[weights._renamed(tensor.name)]
+        assert ours.dtype == (np.float16 if tensor.tensor_type == GGMLQuantizationType.F16 else np.float32)
+        np.testing.assert_array_equal(ours, dequantize(tensor.data, tensor.tensor_type))
+
+
+def test_progress_ends_at_the_files_size(tmp_path):
+    seen = []
+    folder = target_folder(write_gguf(tmp_path / "toy.gguf"), lambda *step: seen.append(step))
+    label, done, total = seen[-1]
+    assert label == "Unpacking the weights of toy.gguf"
+    assert done == total
+    assert 0 < (folder / "model.safetensors").stat().st_size - total < 10_000
+
+
+def test_it_is_made_once_and_follows_the_content(tmp_path):
+    path = write_gguf(tmp_path / "toy.gguf")
+    folder = target_folder(path)
+    stamp = (folder / "config.json").stat().st_mtime_ns
+    (tmp_path / "moved").mkdir()
+    assert target_folder(path.rename(tmp_path / "moved" / "toy.gguf")) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == stamp
+    write_gguf(path, quantized=GGMLQuantizationType.Q4_1)
+    assert target_folder(path) != folder
+
+
+def test_an_interrupted_conversion_starts_afresh(tmp_path):
+    path = write_gguf(tmp_path / "toy.gguf")
+
+    def interrupt(label, done, total):
+        if total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        target_folder(path, interrupt)
+    assert not converted(path).exists()
+    assert load_file(target_folder(path) / "model.safetensors")
+
+
+def test_a_disk_too_small_is_said_before_writing(tmp_path, monkeypatch):
+    from duochat.models import store
+
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(DuoChatError, match=r"no room left: .* are needed for"):
+        target_folder(write_gguf(tmp_path / "toy.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "says"),
+    [
+        ("mamba", {}, "architecture 'mamba' is not converted .only llama, qwen2, qwen3.*hf:owner/repo"),
+        ("llama", {"llama.rope.scaling.type": "yarn"}, "scales its rotary positions"),
+    ],
+)
+def test_what_would_not_be_the_same_function_is_refused(tmp_path, architecture, extra, says):
+    path = write_gguf(tmp_path / "toy.gguf", architecture, extra=extra)
+    for use in (target_folder, require_target):
+        with pytest.raises(DuoChatError, match=says):
+            use(path)
+
+
+# ---------------------------------------------------------------- tokenizers
+
+
+@pytest.fixture(scope="module", params=["bytes", "llama"])
+def both(request, tmp_path_factory):
+    """The converted tokenizer of a vocabulary, and llama.cpp's."""
+    import llama_cpp
+
+    vocabulary = byte_level_vocabulary() if request.param == "bytes" else "llama"
+    path = write_gguf(tmp_path_factory.mktemp("vocabulary") / "toy.gguf", vocabulary=vocabulary)
+    return conversion.build(gguf.read(path)), llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+
+
+def agree(both, text):
+    ours, theirs = both
+    ids = ours.encode(text, add_special_tokens=False).ids
+    assert ids == theirs.tokenize(text.encode(), add_bos=False, special=True), text
+    return ids
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_become_llama_cpps_tokens(both, text):
+    assert both[0].decode(agree(both, text), skip_special_tokens=False).strip() == text.strip()
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.characters(blacklist_categories=["Cs", "Cn"]), max_size=40).filter(lambda t: "\0" not in t))
+def test_any_text_becomes_llama_cpps_tokens(both, text):
+    agree(both, text)
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2", "gpt-2"])
+def test_other_families_cut_words_alike(tmp_path, pre):
+    import llama_cpp
+
+    path = write_gguf(tmp_path / "toy.gguf", extra={"tokenizer.ggml.pre": pre})
+    ours = conversion.build(gguf.read(path))
+    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    for text in TEXTS:
+        agree((ours, theirs), text)
+
+
+def test_an_unknown_vocabulary_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "toy.gguf", extra={"tokenizer.ggml.pre": "klingon"})
+    with pytest.raises(DuoChatError, match="kind 'klingon' is not converted"):
+        target_folder(path)
+
+
+def test_template_and_stop_tokens_come_along(tmp_path):
+    folder = target_folder(write_gguf(tmp_path / "toy.gguf"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == toy_models.TEMPLATE
+    assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+
+
+# ---------------------------------------------------------------- folders
+
+
+def model_folder(folder, **files):
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_text(content)
+    return folder
+
+
+def test_a_whole_folder_stays_itself(tmp_path):
+    folder = model_folder(tmp_path / "m", model_safetensors="", tokenizer_json="{}")
+    assert target_folder(folder) == folder
+
+
+def test_a_folder_with_pieces_only_gets_a_tokenizer(tmp_path):
+    """The Vicuna folders on the hub are such; the user's folder is left alone."""
+    folder = model_folder(tmp_path / "m", model_bin="weights")
+    pieces = sentencepiece_vocabulary()
+    write_sentencepiece(folder / "tokenizer.model", *pieces)
+    before = sorted(folder.iterdir())
+    joined = target_folder(folder)
+    assert (joined / "model.bin").read_text() == "weights"
+    made = tokenizers.Tokenizer.from_file(str(joined / "tokenizer.json"))
+    assert [made.id_to_token(id) for id in range(made.get_vocab_size())] == pieces[0]
+    assert made.encode("the model").tokens == ["▁the", "▁model"]
+    assert sorted(folder.iterdir()) == before
+    assert target_folder(folder) == joined
+
+
+def test_a_unigram_vocabulary_is_refused(tmp_path):
+    folder = model_folder(tmp_path / "m", model_bin="")
+    write_sentencepiece(folder / "tokenizer.model", *sentencepiece_vocabulary(), model_type=1)
+    with pytest.raises(DuoChatError, match="unigram vocabulary"):
+        target_folder(folder)
+
+
+@pytest.mark.parametrize("content", [b"\x0a", b"\x0a\xff\xff\xff\xff", b"not pieces", b"\x0a\x02\x08\x01"])
+def test_damaged_pieces_are_refused(tmp_path, content):
+    folder = model_folder(tmp_path / "m", model_bin="")
+    (folder / "tokenizer.model").write_bytes(content)
+    with pytest.raises(DuoChatError, match=r"tokenizer.model is (no SentencePiece model|a unigram)"):
+        target_folder(folder)
+
+
+def test_folders_that_are_not_whole(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DuoChatError, match="it has no config"):
+        target_folder(tmp_path / "empty")
+    with pytest.raises(DuoChatError, match="has no weights"):
+        require_target(model_folder(tmp_path / "a", tokenizer_json="{}"))
+    with pytest.raises(DuoChatError, match="has no tokenizer"):
+        target_folder(model_folder(tmp_path / "b", model_safetensors=""))

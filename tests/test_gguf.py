@@ -1,0 +1,72 @@
+"""The header reader: says what the gguf package's reader says, and refuses everything that is no whole model."""
+
+import contextlib
+import random
+
+import pytest
+from gguf import GGUFReader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_models import byte_level_vocabulary, write_gguf
+
+from duochat import DuoChatError
+from duochat.models import gguf
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "toy.gguf")
+
+
+def test_reads_what_the_gguf_package_reads(model):
+    header, reader = gguf.read(model), GGUFReader(model)
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert header.metadata == fields
+    ours = [(t.name, t.shape, t.type, t.offset, t.size) for t in header.tensors]
+    theirs = [(t.name, tuple(t.shape[::-1]), t.tensor_type, t.data_offset, t.n_bytes) for t in reader.tensors]
+    assert ours == [(n, tuple(map(int, s)), k, o, b) for n, s, k, o, b in theirs]
+
+
+def test_names_of_architecture_and_tokens(model):
+    header = gguf.read(model)
+    assert header.architecture == "llama"
+    assert header.get("block_count") == 2
+    assert header.get("no.such.key", 7) == 7
+    assert header.tokens == byte_level_vocabulary()[0]
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"<!doctype html>" + bytes(100)])
+def test_what_is_no_model(tmp_path, content):
+    path = tmp_path / "not.gguf"
+    path.write_bytes(content)
+    with pytest.raises(DuoChatError, match="is not a model: give"):
+        gguf.read(path)
+
+
+def test_an_old_version_is_named(model, tmp_path):
+    old = tmp_path / "old.gguf"
+    old.write_bytes(b"GGUF\x01" + model.read_bytes()[5:])
+    with pytest.raises(DuoChatError, match="version 1"):
+        gguf.read(old)
+
+
+def test_cut_anywhere_it_is_refused(model, tmp_path):
+    """A download that broke off must never be taken for a model, wherever it broke off."""
+    whole, cut = model.read_bytes(), tmp_path / "cut.gguf"
+    rng = random.Random(0)
+    for size in [24, 100, len(whole) - 1, *(rng.randrange(24, len(whole)) for _ in range(40))]:
+        cut.write_bytes(whole[:size])
+        with pytest.raises(DuoChatError, match="cut short or damaged: delete it"):
+            gguf.read(cut)
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes=st.lists(st.tuples(st.integers(4, 3000), st.integers(0, 255)), min_size=1, max_size=8))
+def test_damage_is_a_sentence_or_goes_unnoticed_never_a_crash(model, changes):
+    content = bytearray(model.read_bytes())
+    for at, value in changes:
+        content[at] = value
+    damaged = model.with_name("damaged.gguf")
+    damaged.write_bytes(content)
+    with contextlib.suppress(DuoChatError):
+        gguf.read(damaged)

@@ -1,0 +1,168 @@
+"""Tiny model files: real formats, a few kilobytes, random weights."""
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+TEXT = Path(__file__).parent.parent / "README.md"
+PAD = "<|endoftext|>"
+CONTROL = [PAD, "<|im_start|>", "<|im_end|>"]
+WIDTH, HEADS, KV_HEADS, LAYERS, INNER = 64, 4, 2, 2, 96
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+
+
+def byte_level_vocabulary(size=600):
+    """(tokens, merges) of a BPE trained on README."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=CONTROL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT.read_text()], trainer)
+    tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
+
+    merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]
+    return tokens, merges
+
+
+def sentencepiece_vocabulary():
+    """(tokens, scores, types) as SentencePiece trains them: control, bytes, merged pieces by rank, single letters."""
+    joined = ["▁t", "he", "▁the", "in", "er", "▁a", "re", "on", "▁c", "at", "▁m", "od", "el", "▁mod", "▁model", "ing"]
+    letters = sorted(set("▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"()-"))
+    head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    scores = [0.0] * len(head) + [-float(i) for i in range(len(joined))] + [-1000.0 - i for i in range(len(letters))]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(joined) + len(letters))]
+    return head + joined + letters, scores, types
+
+
+def write_sentencepiece(path, tokens, scores, types, model_type=2):
+    """A tokenizer.model, encoded by hand."""
+
+    def varint(n):
+        out = b""
+        while n > 0x7F:
+            out, n = out + bytes([n & 0x7F | 0x80]), n >> 7
+        return out + bytes([n])
+
+    def message(number, body):
+        return varint(number << 3 | 2) + varint(len(body)) + body
+
+    pieces = b"".join(
+        message(1, message(1, token.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score) + b"\x18" + varint(kind))
+        for token, score, kind in zip(tokens, scores, types, strict=True)
+    )
+    path.write_bytes(pieces + message(2, b"\x18" + varint(model_type)) + message(3, message(1, b"identity")))
+    return path
+
+
+def write_gguf(path, architecture="llama", vocabulary=None, quantized=GGMLQuantizationType.Q8_0, extra=None):
+    """A GGUF model with random weights. vocabulary: "llama" for SentencePiece's, else (tokens, merges)."""
+    writer = GGUFWriter(path, architecture)
+    _write_shape(writer)
+    if vocabulary == "llama":
+        count = _write_pieces(writer)
+    else:
+        count = _write_bytes(writer, *(vocabulary or byte_level_vocabulary()))
+    for name, value in (extra or {}).items():
+        writer.add_string(name, value)
+    for name, weights in _weights(architecture, count):
+        kind = quantized if weights.ndim == 2 else GGMLQuantizationType.F32
+        writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_shape(writer):
+    writer.add_name("toy")
+    writer.add_context_length(256)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_key_length(WIDTH // HEADS)
+    writer.add_value_length(WIDTH // HEADS)
+
+
+def _write_bytes(writer, tokens, merges):
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in CONTROL else 1 for token in tokens])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(TEMPLATE)
+    return len(tokens)
+
+
+def _write_pieces(writer):
+    tokens, scores, types = sentencepiece_vocabulary()
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    return len(tokens)
+
+
+def _weights(architecture, vocabulary):
+    rng = np.random.default_rng(0)
+
+    def random(*shape):
+        return rng.normal(0, 0.3, shape).astype(np.float32)
+
+    head = WIDTH // HEADS
+    yield "token_embd.weight", random(vocabulary, WIDTH)
+    yield "output_norm.weight", random(WIDTH)
+    yield "output.weight", random(vocabulary, WIDTH)
+    for layer in range(LAYERS):
+        of = f"blk.{layer}."
+        yield of + "attn_norm.weight", random(WIDTH)
+        yield of + "ffn_norm.weight", random(WIDTH)
+        for name, rows in (("q", HEADS * head), ("k", KV_HEADS * head), ("v", KV_HEADS * head)):
+            yield of + f"attn_{name}.weight", random(rows, WIDTH)
+            if architecture == "qwen2":
+                yield of + f"attn_{name}.bias", random(rows)
+        if architecture == "qwen3":
+            yield of + "attn_q_norm.weight", random(head)
+            yield of + "attn_k_norm.weight", random(head)
+        yield of + "attn_output.weight", random(WIDTH, HEADS * head)
+        yield of + "ffn_gate.weight", random(INNER, WIDTH)
+        yield of + "ffn_up.weight", random(INNER, WIDTH)
+        yield of + "ffn_down.weight", random(WIDTH, INNER)
+
+
+def write_wheel(folder, package, version, members):
+    """A wheel that carries files; members: {path in the wheel: bytes}."""
+    name = package.replace("-", "_")
+    info = f"{name}-{version}.dist-info"
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, content in members.items():
+            archive.writestr(path, content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: toy\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel

@@ -7,20 +7,13 @@ Safe from several threads and processes. Methods raise DuoChatError with a sente
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import sqlite3
-import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from duochat import DuoChatError
 from duochat.app import exchange
@@ -31,7 +24,8 @@ TRASH_DAYS = 30  # how long a deleted conversation can be restored
 LONGEST_TITLE = 200
 PATH = """
 WITH RECURSIVE path (id, depth) AS (
-    VALUES (?, 0) UNION ALL SELECT m.parent, depth + 1 FROM path JOIN messages m ON m.id = path.id WHERE m.parent NOTNULL
+    VALUES (?, 0)
+    UNION ALL SELECT m.parent, depth + 1 FROM path JOIN messages m ON m.id = path.id WHERE m.parent NOTNULL
 )
 SELECT m.id, m.parent, m.role, m.content, m.meta, m.created FROM path JOIN messages m USING (id) ORDER BY depth DESC
 """
@@ -267,7 +261,7 @@ class Store:
     # ------------------------------------------------------- export and import
 
     def export(self, conversation: str | None = None, form: str = "json", traces: bool = True) -> str:
-        """One conversation or all, as the text of a file; form: "json" (all there is) or "markdown" (what is on view)."""
+        """One conversation or all as the text of a file; form: "json" (everything) or "markdown" (what is on view)."""
         wanted = self.conversations() if conversation is None else [self._current(conversation)]
         write = exchange.markdown if form == "markdown" else exchange.dump
         return write(self._parcel(c, traces and form != "markdown") for c in wanted)

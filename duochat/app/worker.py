@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
@@ -33,6 +34,7 @@ Load = Callable[[Any, Progress], Chat]  # runs in the child; must be importable 
 
 TICK = 0.05  # seconds between looks at `cancelled`
 BEAT = 1.0  # seconds of silence after which the child says that it lives
+STARTUP = 60.0  # seconds more that a new process may take to its first word
 GRACE = 0.3  # seconds that a cancelled request waits for the engine's own last step
 
 
@@ -51,6 +53,8 @@ def load_chat(settings: Any, progress: Progress) -> Chat:
 def serve(connection: Connection, settings: Any, load: Load) -> None:
     """Life of the child: load, then answer until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
+    with suppress(OSError):  # Linux: when memory runs out the engine shall go, not the page
+        Path("/proc/self/oom_score_adj").write_text("500")
     server = _Server(connection)
     try:
         server.run(settings, load)
@@ -174,13 +178,13 @@ class _Job:
 class _Child:
     """One life of the engine's process, as the parent sees it."""
 
-    def __init__(self, settings: Any, load: Load, patience: float) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, settings: Any, load: Load, patience: float, start_method: str) -> None:
+        context = multiprocessing.get_context(start_method)
         self._connection, theirs = context.Pipe()
         self._patience = patience
         self._sending = threading.Lock()
         self._numbers = 0
-        self._heard = monotonic()
+        self._heard = monotonic() + STARTUP
         self._closed = False
         self.settings = settings
         self.state = "loading"  # then "ready", at last "dead"
@@ -338,15 +342,17 @@ class Worker:
     """An engine in a child process, which starts to load at once.
 
     load: builds the Chat in the child. patience: seconds without a sign of life after which the child is ended.
+    start_method: of `multiprocessing`; "fork" would copy the page's threads and locks.
     """
 
-    def __init__(self, settings: Any, load: Load = load_chat, patience: float = 120.0) -> None:
-        self._load = load
-        self._patience = patience
+    def __init__(
+        self, settings: Any, load: Load = load_chat, patience: float = 120.0, start_method: str = "spawn"
+    ) -> None:
+        self._start = lambda settings: _Child(settings, load, patience, start_method)
         self._line = _Line()
         self._lock = threading.Lock()
         self._closed = False
-        self._child = _Child(settings, load, patience)
+        self._child = self._start(settings)
         atexit.register(self.close)
 
     def reply(self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
@@ -398,7 +404,7 @@ class Worker:
                 raise DuoChatError("The engine is closed: start DuoChat again.")
             old = self._child
             if settings or old.state == "dead":
-                self._child = _Child(settings or old.settings, self._load, self._patience)
+                self._child = self._start(settings or old.settings)
                 old.close()
 
     def call(self, name: str, **arguments: Any) -> Any:

@@ -91,9 +91,9 @@ class FakeEngine:
 
     def _phase(self, name: str, seconds: float, cancelled: Callable[[], bool], total: int = 100) -> Iterator[Step]:
         """Returns False when it was stopped."""
-        begun = time.monotonic()
+        begun, notice = time.monotonic(), "fetching the target" if name == "loading" else ""
         while (spent := time.monotonic() - begun) < seconds:
-            yield Step(phase=name, progress=(int(total * spent / seconds), total))
+            yield Step(phase=name, progress=(int(total * spent / seconds), total), notice=notice)
             if cancelled():
                 yield Step(phase="done", finish="cancelled")
                 return False

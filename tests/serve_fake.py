@@ -1,5 +1,6 @@
-"""Serve the page on a fake engine: python tests/serve_fake.py PORT [RATE] [STORE]."""
+"""Serve the page on a fake engine, to look at it without models: python tests/serve_fake.py 7860."""
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -12,8 +13,19 @@ from duochat import config
 from duochat.app.store import Store
 from duochat.app.ui import launch
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    parser.add_argument("--rate", type=float, default=60.0, help="tokens per second")
+    parser.add_argument("--store", type=Path, help="file of the conversations (default: a temporary one)")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--auth", help="user:password")
+    args = parser.parse_args()
+    store = Store(args.store or Path(tempfile.mkdtemp()) / "conversations.db")
+    auth = tuple(args.auth.split(":", 1)) if args.auth else None
+    launch(config.load(max_tokens=4000), args.host, args.port, auth, worker=FakeEngine(args.rate), store=store)
+
+
 if __name__ == "__main__":
-    port, rate = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
-    settings = config.load()
-    store = Store(Path(sys.argv[3]) if len(sys.argv) > 3 else Path(tempfile.mkdtemp()) / "conversations.db")
-    launch(settings, port=port, worker=FakeEngine(rate), store=store)
+    main()

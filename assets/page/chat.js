@@ -51,6 +51,7 @@
       const editor = document.querySelector(".dc-editor");
       if (editor) return editor.cancel();
       if (window.duochat.isOpen("settings")) return window.duochat.toggle("settings");
+      if (innerWidth < 768 && window.duochat.isOpen("side-bar")) return window.duochat.toggle("side-bar");
       if (this.busy) this.stop();
     }
 
@@ -134,7 +135,10 @@
       if (asked) this.settle(value.ticket);
       if ((value.conversation || "") !== this.conversation) return;
       this.heard = Date.now();
-      if (value.thread) this.draw(value.thread);
+      if (value.thread) {
+        this.draw(value.thread);
+        setTimeout(() => this.composer.summary(), 200);
+      }
       if (value.stream) this.grow(value.stream);
       if (value.status) this.show(value.status);
     }

@@ -16,7 +16,7 @@
     /** Into the bar of the tabs, as soon as Gradio has drawn it. */
     place() {
       const bar = document.querySelector("#tabs > .tab-wrapper");
-      if (bar) bar.append(this.element);
+      if (bar) bar.append(button("panel", "Conversations", () => window.duochat.toggle("side-bar"), "icon.dc-reopen"), this.element);
       else setTimeout(() => this.place(), 50);
     }
 
@@ -89,8 +89,19 @@
     }
   }
 
+  /** The drawer of settings: names of decoders set off from what they do. */
+  const dressSettings = () => {
+    const spans = document.querySelectorAll("#decoder label > span");
+    if (!spans.length) return void setTimeout(dressSettings, 100);
+    for (const span of spans) {
+      const [name, ...rest] = span.textContent.split(": ");
+      if (rest.length) span.replaceChildren(make("b", {}, name), rest.join(": "));
+    }
+  };
+
   const capital = (words) => words[0].toUpperCase() + words.slice(1);
   const amount = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(2)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(0)} MB` : n);
 
   window.duochat.head = (server) => (window.duochat.head_ = new Head(server));
+  dressSettings();
 })();

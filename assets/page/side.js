@@ -22,6 +22,7 @@
       actions.search = () => this.find();
       document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
       window.duochat.head(server);
+      if (innerWidth < 768) setTimeout(() => window.duochat.isOpen("side-bar") && window.duochat.toggle("side-bar"));
       this.refresh();
     }
 

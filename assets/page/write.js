@@ -24,7 +24,8 @@
       this.fit = growing(this.box);
       this.sending = button("send", "Send (Enter)", () => this.submit(), "send");
       this.stopping = button("stop", "Stop (Esc)", stop, "stop");
-      this.settings = make("button.dc-text.dc-now", { type: "button", title: "Settings (Alt + S)", onclick: () => window.duochat.toggle("settings"), html: icon("sliders") }, make("span", {}, "Settings"));
+      this.settings = make("button.dc-text.dc-now", { type: "button", title: "Settings (Alt + S)", onclick: () => window.duochat.toggle("settings"), html: icon("sliders") }, (this.now = make("span", {}, "Settings")));
+      document.addEventListener("change", () => setTimeout(() => this.summary(), 150));
       this.voice = make("span.dc-hidden");
       this.element = make("form.dc-composer", { onsubmit: (e) => (e.preventDefault(), this.submit()) },
         this.box, make("div.dc-row", {}, this.settings, make("span.dc-space"), this.voice, meter, this.stopping, this.sending));
@@ -32,6 +33,13 @@
       this.box.addEventListener("input", () => this.note());
       this.box.addEventListener("keydown", (e) => isSend(e) && (e.preventDefault(), this.submit()));
       this.note();
+    }
+
+    /** The decoder and the sampling that the next answer is made with, on the button to the settings. */
+    summary() {
+      const chosen = (id) => document.querySelector(`#${id} input:checked`)?.value;
+      const words = [DECODERS[chosen("decoder")], chosen("preset") || "Own sampling"];
+      this.now.textContent = words[0] ? words.join(" · ") : "Settings";
     }
 
     submit() {

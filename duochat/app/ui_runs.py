@@ -20,7 +20,7 @@ from duochat.app.render import Live
 from duochat.engine.rounds import Round, Stats
 
 WINDOW = 2.0  # seconds over which the live tokens/s are taken
-PATIENCE = 0.35  # seconds after Stop until the page goes on without the engine's word
+PATIENCE = 0.25  # seconds after Stop until the page goes on without the engine's word
 CRASHED = "The answer failed ({}). What was written so far is kept; send again to retry."
 
 log = logging.getLogger("duochat")

@@ -1,0 +1,479 @@
+"""The page in a real browser, on a fake engine: every thing that a user does with a chat."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, Page, expect  # noqa: E402
+
+pytestmark = pytest.mark.browser
+TESTS = Path(__file__).resolve().parent
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+WAIT = 15_000  # ms
+
+
+class Server:
+    """The app in a process of its own, on a free port and a store that survives it."""
+
+    def __init__(self, store: Path, *arguments: str) -> None:
+        self.store, self.arguments, self.port = store, arguments, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Server:
+        command = [sys.executable, str(TESTS / "serve_fake.py"), str(self.port), "--store", str(self.store)]
+        self.process = subprocess.Popen([*command, *self.arguments])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            time.sleep(0.1)
+        raise AssertionError("the server did not start")
+
+    def stop(self) -> None:
+        assert self.process
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("page") / "conversations.db", "--rate", "150").start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with playwright.sync_playwright() as p:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        running = p.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """A new visitor at an empty chat. Errors of the page's scripts fail the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    opened = context.new_page()
+    faults: list[str] = []
+    opened.on("pageerror", lambda fault: faults.append(str(fault)))
+    visit(opened, server.url)
+    yield opened
+    context.close()
+    assert not faults
+
+
+def visit(page: Page, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector(".dc-composer textarea", timeout=30_000)
+    page.wait_for_selector(".dc-empty, .dc-message", timeout=WAIT)
+
+
+def send(page: Page, text: str) -> None:
+    page.locator(".dc-composer textarea").fill(text)
+    page.keyboard.press("Enter")
+
+
+def answered(page: Page, count: int = 1) -> None:
+    """Wait until the count-th answer is complete."""
+    expect(page.locator(".theirs .dc-tools")).to_have_count(count, timeout=WAIT)
+    expect(page.locator("body")).not_to_have_class(re.compile("dc-busy"), timeout=WAIT)
+
+
+def last(page: Page) -> str:
+    return page.locator("[data-testid=bot]").last.inner_text()
+
+
+def hovered(page: Page, who: str, name: str) -> None:
+    """Click a tool of the last message of the user ("mine") or the model ("theirs")."""
+    message = page.locator(f".dc-message.{who}").last
+    message.hover()
+    message.get_by_role("button", name=name).click()
+
+
+# ---- asking and reading
+
+
+def test_an_answer_streams_and_is_dressed(page: Page) -> None:
+    """Markdown, code colours, formula and figures of the finished answer; the ribbon's text is the answer's."""
+    send(page, "What is it?")
+    expect(page.locator(".dc-message.live")).to_be_visible(timeout=WAIT)
+    answered(page)
+    bubble = page.locator("[data-testid=bot]").last
+    expect(bubble.locator("ol > li")).to_have_count(3)
+    expect(bubble.locator("pre .k").first).to_have_text("def")
+    expect(bubble.locator(".katex").first).to_be_visible()
+    expect(page.locator(".dc-figures").last).to_contain_text("tok/s")
+    assert "Voilà: naïve café 👩‍🚀." in last(page)
+    raw = page.evaluate("duochat.chat_.messages.at(-1).text")
+    assert page.locator(".dp-ribbon").evaluate("e => e.textContent") == raw
+
+
+def test_the_user_message_is_shown_as_typed(page: Page) -> None:
+    send(page, "a <b>b</b> **c**\n`d`")
+    answered(page)
+    assert page.locator("[data-testid=user]").last.inner_text() == "a <b>b</b> **c**\n`d`"
+
+
+def test_shift_enter_makes_a_new_line(page: Page) -> None:
+    box = page.locator(".dc-composer textarea")
+    box.fill("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    assert box.input_value() == "one\ntwo"
+    expect(page.locator(".dc-message")).to_have_count(0)
+
+
+def test_an_empty_message_cannot_be_sent(page: Page) -> None:
+    send(page, "   \n ")
+    expect(page.locator(".dc-message")).to_have_count(0)
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+
+
+# ---- stop
+
+
+@pytest.mark.parametrize(
+    ("word", "phase"), [("SLOWLOAD", "Fetching"), ("SLOWPREFILL", "Reading the prompt"), ("LONG", "Writing"), ("DEAF", "Writing")]
+)
+def test_stop_answers_within_half_a_second(page: Page, word: str, phase: str) -> None:
+    """In every phase, also when the engine does not listen (DEAF); the next message works."""
+    send(page, f"Please {word} LONG")
+    expect(page.locator(".dc-phase")).to_contain_text(phase, timeout=WAIT)
+    took = page.evaluate(STOP_AND_TIME)
+    assert took <= 500, f"Stop took {took:.0f} ms"
+    expect(page.locator(".dc-message.theirs").last).to_contain_text("Stopped.")
+
+
+STOP_AND_TIME = """async () => {
+  const begun = performance.now();
+  document.querySelector('.dc-stop').click();
+  while (document.body.classList.contains('dc-busy')) await new Promise(requestAnimationFrame);
+  return performance.now() - begun;
+}"""
+
+
+def test_stop_in_the_queue(page: Page, browser: Browser, server: Server) -> None:
+    """A second tab waits behind the first, sees its place, and can leave the queue."""
+    send(page, "LONG")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    other = browser.new_page()
+    visit(other, server.url)
+    send(other, "And I?")
+    expect(other.locator(".dc-phase")).to_contain_text("one answer before this one", timeout=WAIT)
+    assert other.evaluate(STOP_AND_TIME) <= 500
+    page.keyboard.press("Escape")
+    answered(page)
+    other.close()
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("BOOM", "The answer failed (RuntimeError"), ("FAULT", "ends too early: fetch it again")]
+)
+def test_a_fault_is_a_sentence_and_the_next_message_works(page: Page, word: str, told: str) -> None:
+    send(page, f"Now {word}")
+    expect(page.locator(".dc-message.theirs .dc-fault")).to_contain_text(told, timeout=WAIT)
+    send(page, "And now?")
+    answered(page, 2)
+    assert "Voilà" in last(page)
+
+
+def test_a_setting_out_of_range_is_told_and_the_text_comes_back(page: Page) -> None:
+    page.keyboard.press("Alt+s")
+    page.get_by_label("number input for Temperature").fill("-3")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    send(page, "Keep me")
+    expect(page.locator(".dc-messages > .dc-fault")).to_contain_text("temperature is -3", timeout=WAIT)
+    assert page.locator(".dc-composer textarea").input_value() == "Keep me"
+
+
+# ---- versions, editing, continuing, undo
+
+
+def test_retry_keeps_both_versions(page: Page) -> None:
+    send(page, "Hello")
+    answered(page)
+    first = page.evaluate("duochat.chat_.messages.at(-1).id")
+    hovered(page, "theirs", "Answer again")
+    expect(page.locator(".dc-versions")).to_contain_text("2/2", timeout=WAIT)
+    answered(page)
+    hovered(page, "theirs", "Version before")
+    expect(page.locator(".dc-versions")).to_contain_text("1/2")
+    assert page.evaluate("duochat.chat_.messages.at(-1).id") == first
+
+
+def test_edit_of_the_users_message_branches(page: Page) -> None:
+    send(page, "Hello")
+    answered(page)
+    send(page, "More")
+    answered(page, 2)
+    first = page.locator(".dc-message.mine").first
+    first.hover()
+    first.get_by_role("button", name="Edit").click()
+    page.get_by_label("Edit the message").fill("Good day")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-testid=user]").first).to_have_text("Good day", timeout=WAIT)
+    answered(page, 1)
+    first.hover()
+    first.get_by_role("button", name="Version before").click()
+    expect(page.locator("[data-testid=user]")).to_have_text(["Hello", "More"])
+
+
+def test_edit_of_an_answer_is_a_new_version(page: Page) -> None:
+    send(page, "Hello")
+    answered(page)
+    hovered(page, "theirs", "Edit")
+    page.get_by_label("Edit the message").fill("My *own* words")
+    page.get_by_role("button", name="Keep as a new version").click()
+    expect(page.locator("[data-testid=bot] em")).to_have_text("own", timeout=WAIT)
+    expect(page.locator(".dc-versions")).to_contain_text("2/2")
+
+
+def test_continue_extends_a_cut_answer(page: Page) -> None:
+    send(page, "CUT it")
+    answered(page)
+    assert last(page).strip() == "This answer stops in the mid"
+    hovered(page, "theirs", "Continue")
+    expect(page.locator("[data-testid=bot]").last).to_contain_text("in the mid And here it goes on to its end.", timeout=WAIT)
+    answered(page)
+    expect(page.locator(".dc-versions")).to_contain_text("2/2")
+
+
+def test_take_back_gives_the_text_to_the_composer(page: Page) -> None:
+    send(page, "Not yet")
+    answered(page)
+    hovered(page, "mine", "Take back")
+    expect(page.locator(".dc-message")).to_have_count(0)
+    assert page.locator(".dc-composer textarea").input_value() == "Not yet"
+
+
+# ---- conversations
+
+
+def test_side_bar_search_rename_delete_undo(page: Page) -> None:
+    send(page, "Zebra stripes")
+    answered(page)
+    item = page.locator(".dc-list li", has_text="Zebra stripes")
+    item.get_by_role("link").dblclick()
+    page.get_by_label("New name").fill("Okapi")
+    page.keyboard.press("Enter")
+    renamed = page.locator(".dc-list li", has_text="Okapi")
+    expect(renamed).to_be_visible(timeout=WAIT)
+    page.get_by_label("Search the conversations").fill("no such thing")
+    expect(page.locator(".dc-none")).to_have_text("Nothing found")
+    page.get_by_label("Search the conversations").fill("zebra")
+    expect(renamed).to_be_visible(timeout=WAIT)
+    renamed.hover()
+    renamed.locator("summary").click()
+    renamed.get_by_role("button", name="Delete").click()
+    expect(renamed).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
+    expect(renamed).to_be_visible(timeout=WAIT)
+
+
+@pytest.mark.parametrize("form", ["JSON", "Markdown"])
+def test_export_then_import(page: Page, tmp_path: Path, form: str) -> None:
+    send(page, f"Export as {form}")
+    answered(page)
+    before = last(page)
+    item = page.locator(".dc-list li", has=page.locator("[aria-current]"))
+    item.hover()
+    item.locator("summary").click()
+    with page.expect_download() as caught:
+        item.get_by_role("button", name=f"Save as {form}").click()
+    path = tmp_path / caught.value.suggested_filename
+    caught.value.save_as(path)
+    assert path.stem == f"export-as-{form.lower()}"
+    page.keyboard.press("Alt+n")
+    page.locator(".dc-side input[type=file]").set_input_files(path)
+    expect(page.locator(".dc-toast")).to_contain_text("Imported", timeout=WAIT)
+    expect(page.locator("[data-testid=bot]")).to_have_count(1, timeout=WAIT)
+    assert last(page) == before
+
+
+def test_a_bad_import_is_told(page: Page, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps({"what": 1}))
+    page.locator(".dc-side input[type=file]").set_input_files(bad)
+    expect(page.locator(".dc-toast")).to_contain_text("no export of DuoChat", timeout=WAIT)
+
+
+def test_a_stale_tab_overwrites_nothing(page: Page, browser: Browser, server: Server) -> None:
+    send(page, "First")
+    answered(page)
+    other = browser.new_page()
+    visit(other, page.url)
+    expect(other.locator("[data-testid=bot]")).to_have_count(1, timeout=WAIT)
+    send(other, "Second")
+    answered(other, 2)
+    other.close()
+    send(page, "Third")
+    expect(page.locator(".dc-messages > .dc-fault")).to_contain_text("went on in another tab", timeout=WAIT)
+    assert page.locator(".dc-composer textarea").input_value() == "Third"
+    expect(page.locator("[data-testid=user]")).to_have_text(["First", "Second"])
+    page.keyboard.press("Enter")
+    answered(page, 3)
+
+
+def test_another_tab_watches_the_answer(page: Page, browser: Browser) -> None:
+    """A tab opened on a conversation that is being answered shows the answer growing, and can stop it."""
+    send(page, "LONG")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    other = browser.new_page()
+    visit(other, page.url)
+    expect(other.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    expect(other.locator(".dc-message.live [data-testid=bot]")).to_contain_text("Speculative", timeout=WAIT)
+    other.keyboard.press("Escape")
+    answered(other)
+    answered(page)
+    other.close()
+
+
+def test_an_answer_goes_on_when_its_tab_is_closed(page: Page, browser: Browser, server: Server) -> None:
+    send(page, "I go away")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    url = page.url
+    page.goto("about:blank")
+    time.sleep(3)
+    visit(page, url)
+    answered(page)
+    assert "Voilà" in last(page)
+
+
+def test_what_is_typed_survives_a_reload(page: Page) -> None:
+    page.locator(".dc-composer textarea").fill("half a thou")
+    page.reload()
+    page.wait_for_selector(".dc-composer textarea", timeout=30_000)
+    expect(page.locator(".dc-composer textarea")).to_have_value("half a thou")
+
+
+def test_restart_of_the_server(browser: Browser, tmp_path: Path) -> None:
+    """An open page says that the server is gone, keeps the text, and finds everything again, settings and picture too."""
+    running = Server(tmp_path / "c.db", "--rate", "100").start()
+    page = browser.new_page()
+    try:
+        visit(page, running.url)
+        page.keyboard.press("Alt+s")
+        page.locator("#preset").get_by_text("Creative").click()
+        page.keyboard.press("Alt+s")
+        send(page, "Remember me")
+        answered(page)
+        send(page, "LONG")
+        expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+        running.stop()
+        expect(page.locator(".dc-phase")).to_contain_text("connection is lost", timeout=30_000)
+        running.start()
+        expect(page.locator("body")).not_to_have_class(re.compile("dc-busy"), timeout=30_000)
+        send(page, "Again")
+        answered(page, 3)
+        page.reload()
+        expect(page.locator("[data-testid=user]")).to_have_text(["Remember me", "LONG", "Again"], timeout=WAIT)
+        expect(page.locator(".dc-now")).to_contain_text("Creative", timeout=WAIT)
+        hovered(page, "theirs", "Show how it was made")
+        expect(page.locator(".dp-ribbon")).to_contain_text("Speculative decoding", timeout=WAIT)
+    finally:
+        page.close()
+        running.stop()
+
+
+# ---- looks and hands
+
+
+def test_keyboard_alone(page: Page) -> None:
+    """Send, stop, retry, settings, help and search without a mouse."""
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("Hello LONG")
+    page.keyboard.press("Enter")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    page.keyboard.press("Escape")
+    answered(page)
+    page.keyboard.press("Alt+r")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    page.keyboard.press("Escape")
+    expect(page.locator(".dc-versions")).to_contain_text("2/2", timeout=WAIT)
+    page.locator(".dc-thread").focus()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#settings")).to_have_class(re.compile("open"))
+    page.keyboard.press("Escape")
+    page.keyboard.press("Alt+k")
+    expect(page.get_by_label("Search the conversations")).to_be_focused()
+
+
+def test_390_pixels(browser: Browser, server: Server) -> None:
+    """Nothing overflows on a telephone; picture, side bar and settings open over the chat."""
+    context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    visit(page, server.url)
+    send(page, "Hello")
+    answered(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    box = page.locator(".dc-composer").bounding_box()
+    assert box
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 390
+    page.get_by_role("button", name="Live picture").click()
+    expect(page.locator(".dp-ribbon")).to_be_visible(timeout=WAIT)
+    page.get_by_role("button", name="Live picture").click()
+    page.get_by_role("button", name="Conversations").click()
+    expect(page.locator(".dc-list li").first).to_be_in_viewport(timeout=WAIT)
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast(browser: Browser, server: Server, scheme: str) -> None:
+    """All text of the chat and the side bar has a contrast of 4.5 or more, in light and in dark."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    visit(page, server.url)
+    send(page, "Hello")
+    answered(page)
+    page.wait_for_timeout(400)
+    poor = page.evaluate((TESTS / "contrast.js").read_text())
+    assert not poor, poor
+    context.close()
+
+
+def test_five_tabs(browser: Browser, server: Server) -> None:
+    """Five tabs of one browser: all load, all are answered in turn."""
+    context = browser.new_context()
+    tabs = [context.new_page() for _ in range(5)]
+    for i, tab in enumerate(tabs):
+        visit(tab, server.url)
+        send(tab, f"Tab {i}")
+    for tab in tabs:
+        tab.bring_to_front()
+        expect(tab.locator(".theirs .dc-tools")).to_have_count(1, timeout=60_000)
+    context.close()

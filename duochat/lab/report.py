@@ -1,0 +1,234 @@
+"""What the benchmark found: the JSON object (its schema is `SECTIONS` and `FIGURES`) and the tables on a terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from duochat.lab import metrics
+from duochat.lab.metrics import REFERENCE, Run
+
+SCHEMA = 1  # raise it when a name changes its meaning
+RIVAL = "generate"  # the peer that speedups are given against too
+
+SECTIONS = {
+    "schema": "version of this description",
+    "fields": "meaning of every figure in `decoders`",
+    "settings": "what was asked for: models, prompts, sampling, seeds (one a repeat)",
+    "machine": "processor, cards, versions, load before the start; `lanes`: devices and threads of both models",
+    "calibration": "seconds of a target forward by rows, of a draft batch by tokens, of one drafted token by threads",
+    "complete": "false when the benchmark was interrupted",
+    "strict": "whether tokens must be plain decoding's (fp32, or reproducible)",
+    "equal": "whether they were, for all our decoders",
+    "decoders": "by name: kind, `all` and `tasks` with figures, the 95 % interval of the speedup, differing requests",
+    "timelines": "some rounds of each decoder's first answer: [start, end] of both lanes, seconds since the request",
+    "runs": "one record a request, from which all figures follow (fields: duochat/lab/metrics.py, Run)",
+}
+FIGURES = {
+    "requests": "answers, a turn of a conversation each",
+    "tokens": "tokens emitted",
+    "tokens_per_s": "mean over questions of tokens / seconds from request to last token (as Spec-Bench)",
+    "tokens_per_s_total": "all tokens / all seconds",
+    "speedup": "mean over tasks of tokens_per_s / that of plain decoding in the same engine",
+    "speedup_interval": "95 % bootstrap interval of the speedup: questions within tasks, repeats within questions",
+    "speedup_total": "tokens_per_s_total / that of plain decoding",
+    "speedup_over_generate": "as `speedup`, against transformers generate; 0 when that was not measured",
+    "ttft_median_s": "request to first token, median over requests",
+    "ttft_p95_s": "the same, 95th percentile",
+    "tpot_median_s": "(end to end - TTFT) / (tokens - 1), median over requests",
+    "tpot_p95_s": "the same, 95th percentile",
+    "mean_accepted_length": "τ: tokens emitted per target forward",
+    "acceptance_rate": "α: accepted / tested draft tokens",
+    "drafted": "draft tokens decoded or verified = accepted + rejected + ignored",
+    "accepted": "draft tokens that the target chose too",
+    "rejected": "draft tokens tested where the target chose a token that was not drafted",
+    "ignored": "draft tokens never tested, or beside the accepted one",
+    "pending": "draft tokens that went through a target forward",
+    "ngram": "accepted tokens that prompt lookup alone had found",
+    "drafted_per_round": "drafted / target forwards",
+    "verified_per_round": "pending / target forwards",
+    "budget": "γ* = T_target(one forward) / T_draft(one token), mean over rounds",
+    "hit_rate": "share of rounds whose outcome the draft had already expanded",
+    "acceptance_by_position": "accepted / tested at the 1st, 2nd ... place below the root; siblings are one test",
+    "tested_by_position": "how many tests these are",
+    "share_by_rank": "of all tested places: none of the drafted tokens right, the draft's 1st choice, 2nd ...",
+    "paused": "requests at whose end drafting was paused because it did not pay",
+    "cpu_idle": "share of the time between first and last token in which the draft runs nothing",
+    "gpu_idle": "the same of the target, seen from the host",
+    "overlap": "share of that time in which both run",
+    "gap_median_s": "host time between two target forwards, waiting for drafts apart",
+    "split": "shares of all time: prefill, verify, transfer, wait (for drafts), bookkeeping, hidden (unexplained)",
+    "draft_split": "the draft lane's time beside that: decode, choosing candidates; shares of all time",
+    "seconds_by_width": "mean seconds of a target forward by its rows",
+    "host_peak_bytes": "peak resident memory of the process",
+    "gpu_peak_bytes": "peak GPU memory held by tensors",
+}
+
+
+def build(
+    runs: Sequence[Run], kinds: Mapping[str, str], about: Mapping[str, Any], timelines: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The JSON object. about: the sections `settings`, `machine`, `calibration`, `strict`."""
+    by_name = {name: [run for run in runs if run.decoder == name] for name in kinds}
+    decoders = {name: _decoder(kinds[name], own, by_name) for name, own in by_name.items() if own}
+    ours = [entry for entry in decoders.values() if entry["kind"] == "decoder"]
+    return {
+        "schema": SCHEMA,
+        "fields": FIGURES,
+        **about,
+        "complete": True,
+        "equal": not any(entry["differing"] for entry in ours),
+        "decoders": decoders,
+        "timelines": dict(timelines),
+        "runs": [run.to_dict() for run in runs],
+    }
+
+
+def _decoder(kind: str, own: Sequence[Run], by_name: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """The entry of one contestant: only requests that plain decoding answered too count in comparisons."""
+    plain, rival = by_name.get(REFERENCE, ()), by_name.get(RIVAL, ())
+    of = lambda runs, task: [run for run in runs if run.task == task]  # noqa: E731
+    names = dict.fromkeys(run.task for run in own)
+    return {
+        "kind": kind,
+        "all": _figures(own, plain, rival),
+        "tasks": {task: _figures(of(own, task), of(plain, task), of(rival, task)) for task in names},
+        "differing": metrics.differences(own, plain),
+    }
+
+
+def _figures(own: Sequence[Run], plain: Sequence[Run], rival: Sequence[Run]) -> dict[str, Any]:
+    return {**metrics.summary(own, plain, rival), "speedup_interval": metrics.interval(own, plain)}
+
+
+# ---------------------------------------------------------------- the terminal
+
+
+def text(results: Mapping[str, Any]) -> str:
+    """All tables, and one JSON line with the main figures at the end."""
+    blocks = [_head(results), speedups(results), figures(results), time_split(results), _equality(results)]
+    blocks += [_paused(results), json.dumps(brief(results))]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def brief(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The main figures, for one line."""
+    wanted = ("tokens_per_s", "speedup", "ttft_median_s", "mean_accepted_length", "acceptance_rate")
+    return {
+        "complete": results["complete"],
+        "equal": results["equal"],
+        "strict": results["strict"],
+        "decoders": {
+            name: {figure: round(entry["all"][figure], 4) for figure in wanted}
+            for name, entry in results["decoders"].items()
+        },
+    }
+
+
+def grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts: the first column to the left, the others to the right."""
+    table = [headers, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _head(results: Mapping[str, Any]) -> str:
+    s, m = results["settings"], results["machine"]
+    lanes, gpus = m.get("lanes", {}), ", ".join(gpu["name"] for gpu in m["gpus"]) or "none"
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    load = f"{100 * m['cpu_load']:.0f} % busy before the start"
+    return "\n".join(
+        [
+            f"target {_short(s['target'])} ({lanes.get('target_dtype', '?')} on {lanes.get('target_device', '?')})",
+            f"draft  {_short(s['draft'])} ({lanes.get('draft_threads', '?')} threads)",
+            f"CPU {m['cpu']}, {m['cores']} cores, {load}; GPU {gpus}; {versions}",
+            f"{s['max_tokens']} tokens at most, temperature {s['temperature']:g}, seeds {s['seeds']}, "
+            f"{results['decoders'][REFERENCE]['all']['requests']} requests to each"
+            + ("" if results["complete"] else " (interrupted: not all were asked)"),
+        ]
+    )
+
+
+def speedups(results: Mapping[str, Any]) -> str:
+    """Speedup over plain decoding, by task."""
+    tasks = list(results["decoders"][REFERENCE]["tasks"])
+    rows = []
+    for name, entry in results["decoders"].items():
+        by_task = [_times(entry["tasks"][task]["speedup"]) if task in entry["tasks"] else "–" for task in tasks]
+        low, high = entry["all"]["speedup_interval"]
+        rows.append([name, *by_task, _times(entry["all"]["speedup"]), f"{low:.2f}–{high:.2f}"])
+    return "Speedup over plain decoding\n" + grid(["decoder", *tasks, "mean", "95 %"], rows)
+
+
+def figures(results: Mapping[str, Any]) -> str:
+    """Speed, latency and drafting of each decoder, over all tasks."""
+    headers = ["decoder", "tok/s", "total", "TTFT ms", "p95", "TPOT ms", "p95", "τ", "α", "hits", "γ*", "drafted/rd"]
+    headers += ["verified/rd", "CPU idle", "GPU idle", "both"]
+    rows = [[name, *_figure_row(entry["all"], entry["kind"])] for name, entry in results["decoders"].items()]
+    return "Figures over all requests\n" + grid(headers, rows)
+
+
+def _figure_row(f: Mapping[str, Any], kind: str) -> list[str]:
+    speed = [f"{f['tokens_per_s']:.1f}", f"{f['tokens_per_s_total']:.1f}"]
+    latency = [f"{1e3 * f[name]:.1f}" for name in ("ttft_median_s", "ttft_p95_s", "tpot_median_s", "tpot_p95_s")]
+    if kind == "peer":
+        return [*speed, *latency, *(["–"] * 9)]
+    drafting = [f"{f['mean_accepted_length']:.2f}", f"{f['acceptance_rate']:.2f}", _percent(f["hit_rate"])]
+    counts = [f"{f[name]:.1f}" for name in ("budget", "drafted_per_round", "verified_per_round")]
+    return [*speed, *latency, *drafting, *counts, *(_percent(f[name]) for name in ("cpu_idle", "gpu_idle", "overlap"))]
+
+
+def time_split(results: Mapping[str, Any]) -> str:
+    """Where the time went, as shares of each decoder's own."""
+    headers = ["decoder", *metrics.PARTS, "| draft decode", "choosing", "host gap ms", "host GiB", "GPU GiB"]
+    rows = []
+    for name, entry in results["decoders"].items():
+        f = entry["all"]
+        if entry["kind"] == "peer":
+            continue
+        shares = [_percent(f["split"][part]) for part in metrics.PARTS]
+        shares += [_percent(f["draft_split"][part]) for part in metrics.DRAFT_PARTS]
+        memory = [f"{f[name] / 2**30:.2f}" for name in ("host_peak_bytes", "gpu_peak_bytes")]
+        rows.append([name, *shares, f"{1e3 * f['gap_median_s']:.2f}", *memory])
+    return "Time split\n" + grid(headers, rows)
+
+
+def _equality(results: Mapping[str, Any]) -> str:
+    """A line for each contestant whose tokens differ somewhere."""
+    lines = []
+    for name, entry in results["decoders"].items():
+        if not (differing := entry["differing"]):
+            continue
+        first = min(differing, key=lambda d: d["position"])
+        word = "unequal" if results["strict"] and entry["kind"] == "decoder" else "differs"
+        lines.append(
+            f"{name}: {word} in {len(differing)} of {entry['all']['requests']} answers, the first at token "
+            f"{first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
+        )
+    return "\n".join(lines) or "Every decoder gave the tokens of plain decoding."
+
+
+def _paused(results: Mapping[str, Any]) -> str:
+    entries = ((name, entry["all"]["paused"]) for name, entry in results["decoders"].items())
+    return "\n".join(f"{name}: drafting was paused at the end of {count} answers" for name, count in entries if count)
+
+
+def _short(reference: str) -> str:
+    """A model's reference without its checksum and folders."""
+    return reference.split("#")[0].rsplit("/", 1)[-1]
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"

@@ -11,7 +11,7 @@ from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import bench, metrics, report, tasks
+from duochat.lab import bench, contestants, metrics, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -206,8 +206,6 @@ def test_unusable_prompts_are_named(tmp_path, content, word):
     (tmp_path / "qa.jsonl").write_text(content)
     with pytest.raises(DuoChatError, match=word):
         tasks.load(("qa", "math"), folder=tmp_path)
-    with pytest.raises(DuoChatError, match="no task"):
-        tasks.load(("cooking",), folder=tmp_path)
 
 
 # ---------------------------------------------------------------- the method
@@ -253,7 +251,9 @@ def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=Non
     args = argparse.Namespace(**{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False} | args)
     plan = plan or bench.Plan(QUESTIONS, max_tokens=24)
     about = {key: dict(value) for key, value in ABOUT.items()}
-    status = bench.measure(args, plan, engine or Engine(), Tokenizer(), list(names), about)
+    engine = engine or Engine()
+    ours = [contestants.Decoder(name, engine) for name in names]
+    status = bench.measure(args, plan, engine, Tokenizer(), ours, about)
     return status, json.loads(args.json.read_text())
 
 
@@ -273,7 +273,7 @@ def test_all_decoders_on_fakes(tmp_path, capsys):
 
 
 def test_a_decoder_that_changes_a_token_is_reported_and_fails(tmp_path, monkeypatch, capsys):
-    honest = bench.decode
+    honest = contestants.decode
 
     def broken(context, request, *lanes, **options):
         for r in honest(context, request, *lanes, **options):
@@ -281,7 +281,7 @@ def test_a_decoder_that_changes_a_token_is_reported_and_fails(tmp_path, monkeypa
                 r = replace(r, tokens=((r.tokens[0] + 1) % VOCAB, *r.tokens[1:]))
             yield r
 
-    monkeypatch.setattr(bench, "decode", broken)
+    monkeypatch.setattr(contestants, "decode", broken)
     status, results = measure(tmp_path)
     assert status == bench.UNEQUAL
     assert results["equal"] is False
@@ -294,8 +294,8 @@ def test_a_decoder_that_changes_a_token_is_reported_and_fails(tmp_path, monkeypa
 
 
 def test_in_bf16_a_difference_is_reported_and_does_not_fail(tmp_path, monkeypatch, capsys):
-    honest = bench.decode
-    monkeypatch.setattr(bench, "decode", lambda c, request, *lanes, **o: (
+    honest = contestants.decode
+    monkeypatch.setattr(contestants, "decode", lambda c, request, *lanes, **o: (
         replace(r, tokens=tuple((t + (request.decoder == "duotree")) % VOCAB for t in r.tokens))
         for r in honest(c, request, *lanes, **o)))  # fmt: skip
     status, results = measure(tmp_path, Engine(dtype="bfloat16"))
@@ -316,7 +316,9 @@ def test_order_turns_and_contexts_are_the_same_for_all():
 
         def answer(self, context, sampling, max_tokens, stopped):
             asked.append((self.name, tuple(context), sampling.seed))
-            return bench.Timed(0.1, 0.2, {"tokens": [7, 8] if self.name == "autoregressive" else [9], "finish": "stop"})
+            return contestants.Timed(
+                0.1, 0.2, {"tokens": [7, 8] if self.name == "autoregressive" else [9], "finish": "stop"}
+            )
 
     b = bench.Bench([Contestant(n) for n in ("autoregressive", "b", "c")], Tokenizer(), 1000,
                     bench.Plan(QUESTIONS, Sampling(seed=5), repeat=2))  # fmt: skip
@@ -342,7 +344,7 @@ def test_caches_are_emptied_before_each_answer():
 
     engine = Engine()
     engine.target = Target()
-    decoder = bench.Decoder("duotree", engine)
+    decoder = contestants.Decoder("duotree", engine)
     for _ in range(2):
         decoder.answer([5, 6, 7], Sampling(), 4, lambda: False)
     begins = [i for i, context in enumerate(seen) if context == [5, 6, 7]]
@@ -351,18 +353,18 @@ def test_caches_are_emptied_before_each_answer():
 
 
 def test_an_interrupted_benchmark_keeps_what_is_done_and_goes_on(tmp_path):
-    def contestants():
-        return [bench.Decoder(name, Engine()) for name in ("autoregressive", "duotree")]
+    def both():
+        return [contestants.Decoder(name, Engine()) for name in ("autoregressive", "duotree")]
 
     plan = bench.Plan(QUESTIONS, max_tokens=24)
-    b = bench.Bench(contestants(), Tokenizer(), 1000, plan)
+    b = bench.Bench(both(), Tokenizer(), 1000, plan)
     assert [len(b.runs) for _ in b.run(lambda: len(b.runs) >= 5)] == [4]
     assert len(b.runs) == 5
     about = {**ABOUT, "settings": {"max_tokens": 24}}
     path = tmp_path / "out.json"
     bench.save(path, report.build(b.runs, bench.kinds(b), about, b.timelines))
 
-    again = bench.Bench(contestants(), Tokenizer(), 1000, plan)
+    again = bench.Bench(both(), Tokenizer(), 1000, plan)
     bench.resume(again, path, {"max_tokens": 24})
     assert again.runs == b.runs
     for _ in again.run():
@@ -377,12 +379,69 @@ def test_an_interrupted_benchmark_keeps_what_is_done_and_goes_on(tmp_path):
 
 
 def test_a_cancelled_answer_is_no_run():
-    decoder = bench.Decoder("duotree", Engine())
+    decoder = contestants.Decoder("duotree", Engine())
     with pytest.raises(Cancelled):
         decoder.answer([5, 6, 7], Sampling(), 4, lambda: True)
 
 
 def test_plain_decoding_always_takes_part_and_names_are_checked():
     assert bench.chosen_decoders("duotree") == ["autoregressive", "duotree"]
-    with pytest.raises(DuoChatError, match="no decoder 'magic'"):
+    assert bench.chosen("task", "all", tasks.TASKS) == list(tasks.TASKS)
+    with pytest.raises(DuoChatError, match="no decoder 'magic': choose from autoregressive"):
         bench.chosen_decoders("magic")
+
+
+def test_emptying_the_caches_is_not_timed():
+    engine = Engine()
+    engine.target = FakeTarget(delay=lambda: 0.05 if engine.target.calls == 1 else 0.0)
+    timed = contestants.Decoder("autoregressive", engine).answer([5, 6, 7], Sampling(), 4, lambda: False)
+    assert timed.total_s < 0.04
+
+
+# ---------------------------------------------------------------- peers
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A target and a draft as tiny GGUF files, and both lanes loaded from them."""
+    from toy_models import write_gguf
+
+    from duochat import config
+    from duochat.app.worker import load_chat
+
+    folder = tmp_path_factory.mktemp("pair")
+    path = write_gguf(folder / "toy.gguf", quantized=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DUOCHAT_CACHE", str(folder / "cache"))
+        settings = config.load(target=str(path), draft=str(path), context_length=128)
+        yield settings, load_chat(settings, lambda *_: None)
+
+
+def test_all_peers_give_the_tokens_of_plain_decoding(pair):
+    from duochat.lab.peers import WAYS, Loader
+
+    settings, talk = pair
+    load = Loader(settings, talk.engine, 128, lambda *_: None)
+    context = talk.tokenizer.prompt([{"role": "user", "content": "a b c a b"}])
+    plain = contestants.Decoder("autoregressive", talk.engine).answer(context, Sampling(), 24, lambda: False)
+    assert tuple(WAYS) == contestants.PEERS
+    for name in WAYS:
+        peer = load(name)
+        assert peer.name == name
+        timed = peer.answer(context, Sampling(), 24, lambda: False)
+        assert timed.figures["tokens"] == plain.figures["tokens"], name
+        assert timed.figures["finish"] == plain.figures["finish"]
+        assert 0 < timed.first_s <= timed.total_s
+        with pytest.raises(Cancelled):
+            peer.answer(context, Sampling(), 24, lambda: True)
+
+
+def test_llama_cpp_needs_a_gguf_file(pair, tmp_path):
+    from duochat.lab.peers import Loader
+    from duochat.models import fetch, target_folder
+
+    settings, talk = pair
+    folder = target_folder(fetch(settings.target))
+    load = Loader(replace(settings, target=str(folder)), talk.engine, 128, lambda *_: None)
+    with pytest.raises(DuoChatError, match="GGUF"):
+        load("llama.cpp")

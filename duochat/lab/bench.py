@@ -9,87 +9,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, perf_counter
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any
 
 from duochat import DuoChatError, config, terminal
 from duochat.app.chat import fit
-from duochat.engine.decoding import DECODERS, Request, decode
+from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
-from duochat.engine.tree import Acceptance, Node
-from duochat.lab import machine, metrics, report, tasks
+from duochat.lab import machine, report, tasks
+from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped
 from duochat.lab.metrics import REFERENCE, Run
 from duochat.models import cache_dir
 
-Stopped = Callable[[], bool]
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds
-
-
-# ---------------------------------------------------------------- who takes part
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """One answer as its contestant gave it; times by the caller's clock, seconds since the request."""
-
-    first_s: float
-    total_s: float
-    figures: dict[str, Any]  # further fields of a Run, `tokens` and `finish` among them
-    rounds: tuple[Round, ...] = ()
-
-
-class Contestant(Protocol):
-    """Whoever answers: one of our decoders, a variant of one, or a peer."""
-
-    name: str
-    kind: str  # "decoder", "ablation" or "peer"
-
-    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
-        """Answer once, with empty caches. Raises Cancelled when stopped."""
-        ...
-
-
-class Decoder:
-    """One of our decoders on the engine's lanes, with costs and acceptance of its own: none learns from another."""
-
-    kind = "decoder"
-
-    def __init__(self, name: str, engine: Any, budget: int | None = None) -> None:
-        self.name, self.decoder, self.budget = name, name, budget
-        self.engine, self.drafter = engine, engine.drafter
-        self.costs, self.acceptance = deepcopy(engine.costs), Acceptance()
-        self.schedules: Mapping[str, Callable[..., Any]] = DECODERS
-
-    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
-        request = Request(sampling, max_tokens, self.decoder, self.budget)
-        lanes = (self.engine.target, self.drafter, self.costs, self.acceptance)
-        forget(self.engine.target, self.drafter, context)
-        rounds, at = [], []
-        began = perf_counter()
-        with closing(decode(context, request, *lanes, stopped, schedules=self.schedules)) as answer:
-            for r in answer:
-                at.append(perf_counter() - began)
-                rounds.append(r)
-        if rounds[-1].finish == "cancelled":
-            raise Cancelled
-        shown = [seconds for seconds, r in zip(at, rounds, strict=True) if r.tokens]
-        return Timed(shown[0], shown[-1], metrics.of_rounds(rounds, shown[-1]), tuple(rounds))
-
-
-def forget(target: Any, drafter: Any, context: Sequence[int]) -> None:
-    """Empty the caches of both lanes: they keep only what a context shares with the one before."""
-    other = [1 if context[0] == 0 else 0]
-    target.verify(other, (), Sampling())
-    if drafter is not None:
-        drafter.expand(other, [Node(other[0], None, 0)], Sampling(), never)
 
 
 # ---------------------------------------------------------------- what is asked
@@ -204,6 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", metavar="A,B|all", default="all", help=f"of {', '.join(tasks.TASKS)}")
     parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
+    parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, default=128, help="of each answer (128)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
@@ -229,27 +168,47 @@ def main(args: argparse.Namespace) -> int:
     args.html = args.html or args.json.with_suffix(".html")
     for path in (args.json, args.html):
         check_writable(path)
-    names = chosen_decoders(args.decoders)
+    names, rivals = chosen_decoders(args.decoders), chosen("peer", args.peers, PEERS)
     plan = read_plan(args)
     settings = config.load(args.config, target=args.target, draft=args.draft)
-    about = {"settings": describe_settings(args, settings, names), "machine": machine.describe()}
+    about = {"settings": describe_settings(args, settings, [*names, *rivals]), "machine": machine.describe()}
     if sentence := machine.warning(about["machine"]):
         terminal.report(sentence)
     bar = terminal.Bar()
     talk = load_chat(settings, bar)
+    if talk.engine.drafter is None:
+        raise DuoChatError(f"There is nothing to compare without a draft: {talk.engine.fault}")
+    contestants = [Decoder(name, talk.engine) for name in names]
+    if rivals:
+        contestants += load_peers(rivals, settings, talk, plan, bar)
     bar.close()
-    return measure(args, plan, talk.engine, talk.tokenizer, names, about)
+    return measure(args, plan, talk.engine, talk.tokenizer, contestants, about)
+
+
+def load_peers(
+    names: Sequence[str], settings: config.Settings, talk: Any, plan: Plan, bar: terminal.Bar
+) -> list[Contestant]:
+    """Loads transformers, and the target once more."""
+    from duochat.lab.peers import Loader
+
+    turns = [[{"role": "user", "content": turn} for turn in question.turns] for question in plan.questions]
+    longest = max(len(talk.tokenizer.prompt(messages)) + plan.max_tokens * len(messages) for messages in turns)
+    load = Loader(settings, talk.engine, min(longest, talk.engine.context_length), bar)
+    return [load(name) for name in names]
 
 
 def measure(
-    args: argparse.Namespace, plan: Plan, engine: Any, tokenizer: Any, names: Sequence[str], about: dict[str, Any]
+    args: argparse.Namespace,
+    plan: Plan,
+    engine: Any,
+    tokenizer: Any,
+    contestants: Sequence[Contestant],
+    about: dict[str, Any],
 ) -> int:
     """The benchmark proper, on models that are loaded; returns the exit status."""
-    if engine.drafter is None:
-        raise DuoChatError(f"There is nothing to compare without a draft: {engine.fault}")
     about |= {"machine": about["machine"] | {"lanes": engine.describe()}, "calibration": engine.costs.to_dict()}
     about["strict"] = about["machine"]["lanes"]["target_dtype"] == "float32" or about["settings"]["reproducible"]
-    bench = Bench([Decoder(name, engine) for name in names], tokenizer, engine.context_length, plan)
+    bench = Bench(contestants, tokenizer, engine.context_length, plan)
     if args.resume:
         resume(bench, args.json, about["settings"])
 
@@ -284,15 +243,20 @@ def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -
 
 def chosen_decoders(text: str) -> list[str]:
     """Names from a list with commas; plain decoding, which the others are compared with, is always among them."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in DECODERS]:
-        raise DuoChatError(f"There is no decoder {unknown[0]!r}: choose from {', '.join(DECODERS)}.")
-    return list(dict.fromkeys([REFERENCE, *names]))
+    return list(dict.fromkeys([REFERENCE, *chosen("decoder", text, DECODERS)]))
+
+
+def chosen(what: str, text: str, known: Iterable[str]) -> list[str]:
+    """Names from a list with commas, or all. Raises DuoChatError on one that is not known."""
+    known = list(known)
+    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise DuoChatError(f"There is no {what} {unknown[0]!r}: choose from {', '.join(known)}, or all.")
+    return names
 
 
 def read_plan(args: argparse.Namespace) -> Plan:
-    names = tasks.TASKS if args.tasks == "all" else [name.strip() for name in args.tasks.split(",")]
-    questions = tasks.load(names, args.limit, args.prompts)
+    questions = tasks.load(chosen("task", args.tasks, tasks.TASKS), args.limit, args.prompts)
     return Plan(questions, Sampling(args.temperature, seed=args.seed), args.max_tokens, args.repeat)
 
 

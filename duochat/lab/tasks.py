@@ -43,11 +43,9 @@ class Question:
 def load(tasks: Sequence[str] = TASKS, limit: int | None = None, folder: Path | None = None) -> list[Question]:
     """At most `limit` questions of each task, taken evenly from all of its own, the tasks in turn.
 
-    Raises DuoChatError when a task is unknown or has no questions, or when a file is not of the known form.
+    Raises DuoChatError when a task has no questions, or when a file is not of the known form.
     """
     folder = folder or PROMPTS
-    if unknown := [task for task in tasks if task not in TASKS]:
-        raise DuoChatError(f"There is no task {unknown[0]!r}: choose from {', '.join(TASKS)}, or all.")
     found: dict[str, list[Question]] = {task: [] for task in tasks}
     for question in read(folder):
         if question.task in found:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fakes import VOCAB, FakeDrafter, FakeTarget, costs
@@ -11,7 +12,7 @@ from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import bench, contestants, metrics, report, tasks
+from duochat.lab import bench, contestants, goals, metrics, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -232,6 +233,7 @@ class Engine:
 
     def __init__(self, kind="noisy", dtype="float32"):
         self.target, self.drafter, self.costs, self.dtype = FakeTarget(), FakeDrafter(kind), costs(), dtype
+        self.target.device = SimpleNamespace(type="cpu")
 
     def describe(self):
         return {"target_dtype": self.dtype, "target_device": "fake", "draft_threads": 1}
@@ -396,6 +398,44 @@ def test_emptying_the_caches_is_not_timed():
     engine.target = FakeTarget(delay=lambda: 0.05 if engine.target.calls == 1 else 0.0)
     timed = contestants.Decoder("autoregressive", engine).answer([5, 6, 7], Sampling(), 4, lambda: False)
     assert timed.total_s < 0.04
+
+
+# ---------------------------------------------------------------- goals
+
+
+def test_goals_against_hand_computed_values():
+    """Plain: 10 tokens a second in both tasks; duotree 20 and 40; duodecoding 16 and 16; generate 2 and 1."""
+    speeds = {"autoregressive": (10, 10), "duotree": (20, 40), "duodecoding": (16, 16), "generate": (2, 1)}
+    runs = [
+        replace(timed(name, "1", 11, 11 / speed, task), gap_s=2e-4, forwards=11, gpu_busy_s=0.9 * 0.9 * 11 / speed)
+        for name, pair in speeds.items()
+        for task, speed in zip(("qa", "code"), pair, strict=True)
+    ]
+    kinds = dict.fromkeys(speeds, "decoder") | {"generate": "peer"}
+    about = {"machine": {"lanes": {"target_weight_bytes": 8e9}}}
+    probed = {"copy_bytes_per_s": 1e11, "width_1_s": 0.1, "width_32_s": 0.12,
+              "ttft_s": {"autoregressive": 0.2, "duotree": 0.2, "speculative": 0.4}}  # fmt: skip
+    rows = goals.table(report.build(runs, kinds, about, {}), probed)
+    found = {row.what: (row.measured, row.reached) for row in rows}
+    expected = [
+        ("plain decoding: time per token / weight bytes per copy bandwidth", 0.099 / 0.08, True),
+        ("forward at width 32 / width 1", 1.2, False),
+        ("host gap between two target forwards, ms, slowest decoder", 0.2, True),
+        ("duotree / plain decoding, mean of the tasks", 3.0, True),
+        ("duotree / plain decoding, best task", 4.0, True),
+        ("duotree / duodecoding", (20 / 16 + 40 / 16) / 2, True),
+        ("duotree / generate", (10 + 40) / 2, True),
+        ("duotree / assisted", None, None),
+        ("duotree: GPU idle between first and last token, %", 10.0, False),
+        ("TTFT, 128-token prompt: duotree / plain decoding", 1.0, True),
+        ("TTFT, 128-token prompt: duotree / speculative", 0.5, True),
+    ]
+    for what, measured, reached in expected:
+        assert found.pop(what) == (measured if measured is None else pytest.approx(measured), reached)
+    assert found == {}
+    printed = report.goals({"goals": [row.to_dict() for row in rows]})
+    assert "not measured" in printed
+    assert printed.count("missed") == 2
 
 
 # ---------------------------------------------------------------- peers

@@ -21,7 +21,7 @@ from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import machine, report, tasks
+from duochat.lab import goals, machine, report, tasks
 from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped
 from duochat.lab.metrics import REFERENCE, Run
 from duochat.models import cache_dir
@@ -78,11 +78,15 @@ class Bench:
 
     def warm_up(self, stopped: Stopped) -> None:
         """One short answer of everybody, and on a GPU the longest too, so that nothing is compiled while we measure."""
-        contexts = sorted((self._context([], question.turns[0]) for question in self.plan.questions), key=len)
+        contexts = sorted((self.first_context(question) for question in self.plan.questions), key=len)
         chosen = [(contexts[0], 16)] + ([(contexts[-1], self.plan.max_tokens)] if machine.gpus() else [])
         for context, max_tokens in chosen:
             for contestant in self.contestants:
                 contestant.answer(context, self.plan.sampling, min(max_tokens, self.plan.max_tokens), stopped)
+
+    def first_context(self, question: tasks.Question) -> list[int]:
+        """Token ids of a conversation's beginning."""
+        return self._context([], question.turns[0])
 
     def _context(self, messages: list[dict[str, str]], turn: str) -> list[int]:
         messages = [*messages, {"role": "user", "content": turn}]
@@ -219,9 +223,18 @@ def measure(
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
     found = results() | {"complete": not stopped}
+    if not stopped and engine.target.device.type == "cuda":
+        found["goals"] = check_goals(bench, engine, found)
     save(args.json, found)
     print(report.text(found))
     return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
+
+
+def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `goals.table` as JSON."""
+    ours = [contestant for contestant in bench.contestants if contestant.kind == "decoder"]
+    context = bench.first_context(bench.plan.questions[0])
+    return [goal.to_dict() for goal in goals.table(results, goals.probe(engine.target, ours, context))]
 
 
 def kinds(bench: Bench) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 from duochat.engine.rounds import Round, total
 
 REFERENCE = "autoregressive"  # what every decoder is compared with
+RIVAL = "generate"  # the peer that speedups are given against too
 PARTS = ("prefill", "verify", "transfer", "wait", "bookkeeping", "hidden")  # where a request's time goes
 DRAFT_PARTS = ("decode", "choosing")  # what the CPU lane does meanwhile
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from duochat.lab import metrics
-from duochat.lab.metrics import REFERENCE, Run
+from duochat.lab.metrics import REFERENCE, RIVAL, Run
 
 SCHEMA = 1  # raise it when a name changes its meaning
-RIVAL = "generate"  # the peer that speedups are given against too
 
 SECTIONS = {
     "schema": "version of this description",
@@ -22,6 +21,7 @@ SECTIONS = {
     "strict": "whether tokens must be plain decoding's (fp32, or reproducible)",
     "equal": "whether they were, for all our decoders",
     "decoders": "by name: kind, `all` and `tasks` with figures, the 95 % interval of the speedup, differing requests",
+    "goals": "on CUDA: what, sign, goal, measured, reached",
     "timelines": "some rounds of each decoder's first answer: [start, end] of both lanes, seconds since the request",
     "runs": "one record a request, from which all figures follow (fields: duochat/lab/metrics.py, Run)",
 }
@@ -108,7 +108,7 @@ def _figures(own: Sequence[Run], plain: Sequence[Run], rival: Sequence[Run]) -> 
 def text(results: Mapping[str, Any]) -> str:
     """All tables, and one JSON line with the main figures at the end."""
     blocks = [_head(results), speedups(results), figures(results), time_split(results), _equality(results)]
-    blocks += [_paused(results), json.dumps(brief(results))]
+    blocks += [_paused(results), goals(results), json.dumps(brief(results))]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -199,6 +199,16 @@ def time_split(results: Mapping[str, Any]) -> str:
         memory = [f"{f[name] / 2**30:.2f}" for name in ("host_peak_bytes", "gpu_peak_bytes")]
         rows.append([name, *shares, f"{1e3 * f['gap_median_s']:.2f}", *memory])
     return "Time split\n" + grid(headers, rows)
+
+
+def goals(results: Mapping[str, Any]) -> str:
+    """What a GPU lane must reach, and what was measured."""
+    rows = []
+    for goal in results.get("goals", ()):
+        measured = "not measured" if goal["measured"] is None else f"{goal['measured']:.2f}"
+        verdict = {None: "", True: "reached", False: "missed"}[goal["reached"]]
+        rows.append([goal["what"], f"{goal['sign']} {goal['goal']:g}", measured, verdict, goal["detail"]])
+    return "Goals\n" + grid(["what", "goal", "measured", "", "detail"], rows) if rows else ""
 
 
 def _equality(results: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """The benchmark's figures against values computed by hand, and its method on fake models."""
 
 import argparse
+import html
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +14,7 @@ from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import bench, contestants, goals, metrics, report, tasks
+from duochat.lab import bench, contestants, figures, goals, metrics, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -41,18 +43,18 @@ def answer():
     return [prefill, first, second]
 
 
-def figures(total_s=2.1):
+def found(total_s=2.1):
     return metrics.of_rounds(answer(), total_s)
 
 
 def run(tokens=None, **other):
     values = {"task": "qa", "question": "1", "turn": 0, "repeat": 0, "decoder": "duotree", "prompt_tokens": 10}
-    values |= {"first_s": 1.0, "total_s": 2.1, **figures(), **other}
+    values |= {"first_s": 1.0, "total_s": 2.1, **found(), **other}
     return Run(**values | ({"tokens": tokens} if tokens is not None else {}))
 
 
 def test_counts():
-    f = figures()
+    f = found()
     assert f["tokens"] == [100, 0, 1, 50, 4, 5]
     assert f["finish"] == "stop"
     assert f["forwards"] == 3
@@ -63,24 +65,24 @@ def test_counts():
 
 def test_busy_time_counts_between_first_and_last_token_only():
     """First token at 1.0, last at 2.0. GPU: 1.1-1.5 and 1.6-2.0. CPU: 1.0-1.05, 1.2-1.4, 1.45-1.7."""
-    f = figures()
+    f = found()
     assert f["gpu_busy_s"] == pytest.approx(0.8)
     assert f["cpu_busy_s"] == pytest.approx(0.5)
     assert f["overlap_s"] == pytest.approx(0.2 + 0.05 + 0.1)
 
 
 def test_time_split_adds_up_to_the_whole():
-    split = figures()["split_s"]
+    split = found()["split_s"]
     expected = {"prefill": 1.0, "verify": 0.7, "transfer": 0.1, "wait": 0.14, "bookkeeping": 0.06, "hidden": 0.1}
     assert split == pytest.approx(expected)
     assert sum(split.values()) == pytest.approx(2.1)
-    assert figures()["draft_s"] == pytest.approx({"decode": 0.95, "choosing": 0.05})
-    assert figures()["gap_s"] == pytest.approx(0.03)  # median of 0.1 - 0.04 and 0.1 - 0.1
+    assert found()["draft_s"] == pytest.approx({"decode": 0.95, "choosing": 0.05})
+    assert found()["gap_s"] == pytest.approx(0.03)  # median of 0.1 - 0.04 and 0.1 - 0.1
 
 
 def test_acceptance_by_position_and_rank():
     """The siblings 2 and 3 are one test, at the third place of their round."""
-    f = figures()
+    f = found()
     assert f["depths"] == [[2, 2], [2, 2], [0, 1]]
     assert f["ranks"] == [1, 3, 1]
     assert f["ngram"] == 1
@@ -88,7 +90,7 @@ def test_acceptance_by_position_and_rank():
 
 
 def test_seconds_by_width():
-    assert figures()["widths"] == {"4": [2, pytest.approx(0.8)]}
+    assert found()["widths"] == {"4": [2, pytest.approx(0.8)]}
     assert metrics.by_width([run(), run()]) == {"4": pytest.approx(0.4)}
 
 
@@ -274,6 +276,24 @@ def test_all_decoders_on_fakes(tmp_path, capsys):
     assert json.loads(out.splitlines()[-1])["decoders"].keys() == results["decoders"].keys()
 
 
+def test_the_page_needs_nothing_else_and_says_all_the_tables_say(tmp_path):
+    _, results = measure(tmp_path, names=bench.DECODERS)
+    written = (tmp_path / "out.html").read_text()
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", written)
+    for _, headers, rows in report.tables(results):
+        for cell in (*headers, *(cell for row in rows for cell in row)):
+            assert html.escape(cell) in written
+    titles = [figure.layout.title.text for figure in figures.all_figures(results)]
+    assert len(titles) == 6
+    assert all(json.dumps(title)[1:-1] in written for title in titles)
+
+
+def test_looks_differ_in_more_than_colour():
+    looks = figures.styles([str(i) for i in range(9)]).values()
+    assert len({look["colour"] for look in looks}) == 9
+    assert len({(look["pattern"], look["dash"], look["marker"]) for look in looks}) == 9
+
+
 def test_a_decoder_that_changes_a_token_is_reported_and_fails(tmp_path, monkeypatch, capsys):
     honest = contestants.decode
 
@@ -304,7 +324,7 @@ def test_in_bf16_a_difference_is_reported_and_does_not_fail(tmp_path, monkeypatc
     assert status == 0
     assert results["equal"] is False
     assert results["strict"] is False
-    assert "duotree: differs in 4 of 4 answers, the first at token 0" in capsys.readouterr().out
+    assert "duotree: differs in 4 of 4 answers, the earliest at token 0" in capsys.readouterr().out
 
 
 def test_order_turns_and_contexts_are_the_same_for_all():
@@ -433,7 +453,8 @@ def test_goals_against_hand_computed_values():
     for what, measured, reached in expected:
         assert found.pop(what) == (measured if measured is None else pytest.approx(measured), reached)
     assert found == {}
-    printed = report.goals({"goals": [row.to_dict() for row in rows]})
+    _, headers, cells = report.goals({"goals": [row.to_dict() for row in rows]})
+    printed = report.grid(headers, cells)
     assert "not measured" in printed
     assert printed.count("missed") == 2
 

@@ -210,6 +210,8 @@ def measure(
     about: dict[str, Any],
 ) -> int:
     """The benchmark proper, on models that are loaded; returns the exit status."""
+    from duochat.lab import page  # plotly takes its time to load
+
     about |= {"machine": about["machine"] | {"lanes": engine.describe()}, "calibration": engine.costs.to_dict()}
     about["strict"] = about["machine"]["lanes"]["target_dtype"] == "float32" or about["settings"]["reproducible"]
     bench = Bench(contestants, tokenizer, engine.context_length, plan)
@@ -226,7 +228,9 @@ def measure(
     if not stopped and engine.target.device.type == "cuda":
         found["goals"] = check_goals(bench, engine, found)
     save(args.json, found)
+    page.write(args.html, found)
     print(report.text(found))
+    terminal.report(f"Results: {args.json}. Report: {args.html}.")
     return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
 
 

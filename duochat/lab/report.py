@@ -102,14 +102,27 @@ def _figures(own: Sequence[Run], plain: Sequence[Run], rival: Sequence[Run]) -> 
     return {**metrics.summary(own, plain, rival), "speedup_interval": metrics.interval(own, plain)}
 
 
-# ---------------------------------------------------------------- the terminal
+# ---------------------------------------------------------------- tables
+
+Table = tuple[str, list[str], list[list[str]]]  # title, headers, rows
 
 
 def text(results: Mapping[str, Any]) -> str:
-    """All tables, and one JSON line with the main figures at the end."""
-    blocks = [_head(results), speedups(results), figures(results), time_split(results), _equality(results)]
-    blocks += [_paused(results), goals(results), json.dumps(brief(results))]
-    return "\n\n".join(block for block in blocks if block)
+    """For the terminal: all tables, and one JSON line with the main figures at the end."""
+    blocks = ["\n".join(head(results)), *(f"{title}\n{grid(*table)}" for title, *table in tables(results))]
+    return "\n\n".join([*blocks, "\n".join(remarks(results)), json.dumps(brief(results))])
+
+
+def grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts: the first column to the left, the others to the right."""
+    table = [headers, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
+    first, others = widths[0], widths[1:]
+    lines = [
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
+        for row in table
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def brief(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,54 +139,42 @@ def brief(results: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts: the first column to the left, the others to the right."""
-    table = [headers, *rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(headers))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in table
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def _head(results: Mapping[str, Any]) -> str:
+def head(results: Mapping[str, Any]) -> list[str]:
+    """What was measured, on what, how: a few lines."""
     s, m = results["settings"], results["machine"]
-    lanes, gpus = m.get("lanes", {}), ", ".join(gpu["name"] for gpu in m["gpus"]) or "none"
-    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-    load = f"{100 * m['cpu_load']:.0f} % busy before the start"
-    return "\n".join(
-        [
-            f"target {_short(s['target'])} ({lanes.get('target_dtype', '?')} on {lanes.get('target_device', '?')})",
-            f"draft  {_short(s['draft'])} ({lanes.get('draft_threads', '?')} threads)",
-            f"CPU {m['cpu']}, {m['cores']} cores, {load}; GPU {gpus}; {versions}",
-            f"{s['max_tokens']} tokens at most, temperature {s['temperature']:g}, seeds {s['seeds']}, "
-            f"{results['decoders'][REFERENCE]['all']['requests']} requests to each"
-            + ("" if results["complete"] else " (interrupted: not all were asked)"),
-        ]
-    )
+    lanes, gpus = m["lanes"], ", ".join(gpu["name"] for gpu in m["gpus"]) or "none"
+    asked = f"{results['decoders'][REFERENCE]['all']['requests']} requests to each"
+    return [
+        f"target {_short(s['target'])} ({lanes['target_dtype']} on {lanes['target_device']})",
+        f"draft  {_short(s['draft'])} ({lanes['draft_threads']} threads)",
+        f"CPU {m['cpu']}, {m['cores']} cores, {100 * m['cpu_load']:.0f} % busy before the start; GPU {gpus}",
+        ", ".join(f"{name} {version}" for name, version in m["versions"].items()),
+        f"{s['max_tokens']} tokens at most, temperature {s['temperature']:g}, seeds {s['seeds']}, {asked}",
+        *([] if results["complete"] else ["Interrupted: not all was asked."]),
+    ]
 
 
-def speedups(results: Mapping[str, Any]) -> str:
-    """Speedup over plain decoding, by task."""
+def tables(results: Mapping[str, Any]) -> list[Table]:
+    """All tables that have rows."""
+    found = [speedups(results), figures(results), time_split(results), goals(results)]
+    return [table for table in found if table[2]]
+
+
+def speedups(results: Mapping[str, Any]) -> Table:
     tasks = list(results["decoders"][REFERENCE]["tasks"])
     rows = []
     for name, entry in results["decoders"].items():
-        by_task = [_times(entry["tasks"][task]["speedup"]) if task in entry["tasks"] else "–" for task in tasks]
+        by_task = [f"{entry['tasks'][task]['speedup']:.2f}" if task in entry["tasks"] else "–" for task in tasks]
         low, high = entry["all"]["speedup_interval"]
-        rows.append([name, *by_task, _times(entry["all"]["speedup"]), f"{low:.2f}–{high:.2f}"])
-    return "Speedup over plain decoding\n" + grid(["decoder", *tasks, "mean", "95 %"], rows)
+        rows.append([name, *by_task, f"{entry['all']['speedup']:.2f}", f"{low:.2f}–{high:.2f}"])
+    return "Speedup over plain decoding, by task", ["decoder", *tasks, "mean", "95 %"], rows
 
 
-def figures(results: Mapping[str, Any]) -> str:
-    """Speed, latency and drafting of each decoder, over all tasks."""
+def figures(results: Mapping[str, Any]) -> Table:
     headers = ["decoder", "tok/s", "total", "TTFT ms", "p95", "TPOT ms", "p95", "τ", "α", "hits", "γ*", "drafted/rd"]
     headers += ["verified/rd", "CPU idle", "GPU idle", "both"]
     rows = [[name, *_figure_row(entry["all"], entry["kind"])] for name, entry in results["decoders"].items()]
-    return "Figures over all requests\n" + grid(headers, rows)
+    return "Figures over all requests", headers, rows
 
 
 def _figure_row(f: Mapping[str, Any], kind: str) -> list[str]:
@@ -186,58 +187,55 @@ def _figure_row(f: Mapping[str, Any], kind: str) -> list[str]:
     return [*speed, *latency, *drafting, *counts, *(_percent(f[name]) for name in ("cpu_idle", "gpu_idle", "overlap"))]
 
 
-def time_split(results: Mapping[str, Any]) -> str:
-    """Where the time went, as shares of each decoder's own."""
+def time_split(results: Mapping[str, Any]) -> Table:
+    """Shares of each decoder's own time; the draft's run beside the others."""
     headers = ["decoder", *metrics.PARTS, "| draft decode", "choosing", "host gap ms", "host GiB", "GPU GiB"]
     rows = []
     for name, entry in results["decoders"].items():
-        f = entry["all"]
         if entry["kind"] == "peer":
             continue
+        f = entry["all"]
         shares = [_percent(f["split"][part]) for part in metrics.PARTS]
         shares += [_percent(f["draft_split"][part]) for part in metrics.DRAFT_PARTS]
-        memory = [f"{f[name] / 2**30:.2f}" for name in ("host_peak_bytes", "gpu_peak_bytes")]
+        memory = [f"{f[peak] / 2**30:.2f}" for peak in ("host_peak_bytes", "gpu_peak_bytes")]
         rows.append([name, *shares, f"{1e3 * f['gap_median_s']:.2f}", *memory])
-    return "Time split\n" + grid(headers, rows)
+    return "Time split", headers, rows
 
 
-def goals(results: Mapping[str, Any]) -> str:
+def goals(results: Mapping[str, Any]) -> Table:
     """What a GPU lane must reach, and what was measured."""
     rows = []
     for goal in results.get("goals", ()):
         measured = "not measured" if goal["measured"] is None else f"{goal['measured']:.2f}"
         verdict = {None: "", True: "reached", False: "missed"}[goal["reached"]]
         rows.append([goal["what"], f"{goal['sign']} {goal['goal']:g}", measured, verdict, goal["detail"]])
-    return "Goals\n" + grid(["what", "goal", "measured", "", "detail"], rows) if rows else ""
+    return "Goals", ["what", "goal", "measured", "", "detail"], rows
 
 
-def _equality(results: Mapping[str, Any]) -> str:
-    """A line for each contestant whose tokens differ somewhere."""
-    lines = []
-    for name, entry in results["decoders"].items():
-        if not (differing := entry["differing"]):
-            continue
-        first = min(differing, key=lambda d: d["position"])
-        word = "unequal" if results["strict"] and entry["kind"] == "decoder" else "differs"
-        lines.append(
-            f"{name}: {word} in {len(differing)} of {entry['all']['requests']} answers, the first at token "
-            f"{first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
-        )
-    return "\n".join(lines) or "Every decoder gave the tokens of plain decoding."
+def remarks(results: Mapping[str, Any]) -> list[str]:
+    """A line for each contestant whose tokens differ somewhere, or whose drafting was paused."""
+    entries = results["decoders"].items()
+    differing = [_difference(name, entry, results["strict"]) for name, entry in entries if entry["differing"]]
+    paused = [
+        f"{name}: drafting was paused at the end of {entry['all']['paused']} answers, because it did not pay"
+        for name, entry in entries
+        if entry["all"]["paused"]
+    ]
+    return [*(differing or ["Every decoder gave the tokens of plain decoding."]), *paused]
 
 
-def _paused(results: Mapping[str, Any]) -> str:
-    entries = ((name, entry["all"]["paused"]) for name, entry in results["decoders"].items())
-    return "\n".join(f"{name}: drafting was paused at the end of {count} answers" for name, count in entries if count)
+def _difference(name: str, entry: Mapping[str, Any], strict: bool) -> str:
+    first = min(entry["differing"], key=lambda d: d["position"])
+    word = "unequal" if strict and entry["kind"] == "decoder" else "differs"
+    return (
+        f"{name}: {word} in {len(entry['differing'])} of {entry['all']['requests']} answers, the earliest at token "
+        f"{first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
+    )
 
 
 def _short(reference: str) -> str:
     """A model's reference without its checksum and folders."""
     return reference.split("#")[0].rsplit("/", 1)[-1]
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f}"
 
 
 def _percent(value: float | None) -> str:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -99,7 +97,7 @@ def chat(args: argparse.Namespace) -> int:
         if options.decoder != "autoregressive" and (fault := talk.engine.describe().get("draft_fault")):
             raise DuoChatError(fault)
         answer = Answer(stream=None if args.json else sys.stdout, trace=trace)
-        with _stop_on_interrupt() as stopped:
+        with terminal.stop_on_interrupt() as stopped:
             for step in talk.reply([{"role": "user", "content": args.prompt}], options, stopped):
                 answer.add(step)
     if args.json:
@@ -140,22 +138,6 @@ def _writable(path: str) -> Iterator[IO[str]]:
         raise DuoChatError(f"{path} cannot be written ({fault.strerror}): give another file.") from None
     with out:
         yield out
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C only makes the yielded function true; a second one interrupts as usual."""
-    stopped = threading.Event()
-
-    def stop(*_: Any) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(slots=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO
 
@@ -51,6 +54,22 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
 def report(sentence: str) -> None:
     """One line on standard error."""
     print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C only makes the yielded function true; a second one interrupts as usual."""
+    stopped = threading.Event()
+
+    def stop(*_: Any) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Bar:

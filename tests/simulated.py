@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,14 +82,13 @@ class Simulation:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.answer = tokens_of(self.text)
-        self.ids: dict[str, int] = {}
         self.texts: dict[int, str] = {}
         self.tree: dict[int, Draft] = {}
         self.ready: list[tuple[float, Draft]] = []
         self.count = 0
 
     def token(self, text: str) -> int:
-        return self.ids.setdefault(text, len(self.ids) + 1)
+        return zlib.crc32(text.encode()) % 49152
 
     def steps(self, decoder: str = "duotree") -> Iterator[Step]:
         """All steps, as `Chat.reply` yields them."""

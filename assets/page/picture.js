@@ -255,9 +255,11 @@
         on: {
           pointerover: (e) => this.point(e.target), pointerleave: () => this.rest(), click: (e) => this.click(e.target),
           keydown: (e) => this.key(e), focusin: (e) => this.focusin(e.target), focusout: () => picture.tip.hide(),
-          copy: (e) => this.copy(e), scroll: () => { this.stuck = this.atEnd(); },
+          copy: (e) => this.copy(e), scroll: () => this.scrolled(),
+          wheel: () => this.touched(), touchmove: () => this.touched(), pointerdown: () => this.touched(),
         },
       }, this.text);
+      new ResizeObserver(() => this.toEnd()).observe(this.text);
       this.reset();
     }
 
@@ -279,7 +281,18 @@
       this.drawnRounds = model.rounds.length;
       this.retail();
       this.drawGhosts(model.waiting());
-      if (this.stuck && fresh.length) this.node.scrollTop = this.node.scrollHeight;
+      if (fresh.length) this.toEnd();
+    }
+
+    /** The viewer's hand is on the ribbon: where it ends up says whether the ribbon follows the answer. */
+    touched() { this.hand = performance.now(); }
+
+    scrolled() {
+      if (performance.now() - (this.hand || -1e9) < 500) this.stuck = this.atEnd();
+    }
+
+    toEnd() {
+      if (this.stuck) this.node.scrollTop = this.node.scrollHeight;
     }
 
     append(round) {
@@ -393,6 +406,7 @@
       if (event.key === "Escape") this.escape(at);
       else if (event.key === "Enter" || event.key === " ") { if (at >= 0) this.click(stops[at]); }
       else if (event.key in moves && !event.ctrlKey && !event.metaKey && !event.altKey) {
+        this.touched();
         stops[Math.min(Math.max(moves[event.key], 0), stops.length - 1)]?.focus({ preventScroll: false });
       } else return;
       event.preventDefault();
@@ -1221,5 +1235,5 @@
   }
 
   window.duochatPicture = duochatPicture;
-  window.DuoChat = { Model, Picture, Ribbon, Lanes, Tree, Tip, Gauges, el, layoutTree, drawTree, legend, shown, quoted, fixed, percent, seconds, plural, reason, tipContent, describeToken, reduced };
+  window.DuoChat = { Model, Picture, Ribbon, Lanes, Tree, Tip, Gauges, el, layoutTree, drawTree, legend, lanesKey, shown, quoted, fixed, percent, seconds, plural, reason, tipContent, describeToken, reduced };
 })();

@@ -1,0 +1,281 @@
+/* The Race tab: a form that asks for two runs, and a player that shows them side by side on one clock.
+ *
+ * DuoChat.playRace(element, record) replays a record of race.py; it needs picture.js only, also in a saved file.
+ */
+(() => {
+  "use strict";
+  const { Picture, el, fixed, legend, lanesKey, percent, seconds, quoted, reduced } = window.DuoChat;
+
+  const SPEEDS = [0.25, 0.5, 1, 2];
+  const shortName = (title) => title.split(":")[0];
+
+  /* ---------- player ---------- */
+
+  /** One side: figures above, ribbon and lanes below, all as they were at a time of the clock. */
+  class Side {
+    constructor(run, longest) {
+      this.run = run;
+      this.rounds = run.frame.rounds;
+      this.parts = { clock: el("b", { class: "dpr-clock", text: "0.00 s" }), rate: el("b", { text: "–" }), first: el("b", { text: "–" }), tokens: el("b", { text: "0" }) };
+      this.bar = el("i", { class: "dpr-bar" });
+      this.bar.style.setProperty("--end", (run.total / longest).toFixed(4));
+      this.flag = el("span", { class: "dpr-flag", hidden: true });
+      const picture = el("div");
+      this.node = el("section", { class: "dpr-side", "aria-label": run.title },
+        el("header", {}, el("h3", { text: shortName(run.title) }), this.flag, this.parts.clock),
+        el("div", { class: "dpr-track" }, this.bar),
+        el("dl", { class: "dpr-figures" }, ...[["tokens/s", "rate"], ["first token", "first"], ["tokens", "tokens"]].map(([name, key]) => el("div", {}, el("dt", { text: name }), el("dd", {}, this.parts[key])))),
+        picture);
+      this.picture = new Picture(picture, ["ribbon", "lanes"]);
+    }
+
+    /** Show the state at time t: a token is there when the round that brought it has ended. */
+    show(t) {
+      const shown = this.picture.model.n;
+      const count = this.roundsBy(t);
+      const done = count === this.rounds.length;
+      const state = done ? { finish: "stop", decoder: this.run.decoder } : { decoder: this.run.decoder };
+      if (count < shown) this.picture.update({ from: 0, n: count, rounds: this.rounds.slice(0, count), state });
+      else if (count > shown) this.picture.update({ from: shown, n: count, rounds: this.rounds.slice(shown, count), state });
+      this.figures(Math.min(t, this.run.total), done);
+    }
+
+    roundsBy(t) {
+      let count = 0;
+      while (count < this.rounds.length && this.rounds[count].at[1] <= t + 2e-5) count++;
+      return count;
+    }
+
+    figures(t, done) {
+      const tokens = this.picture.model.tokens.length;
+      this.parts.clock.textContent = `${fixed(t, 2)} s`;
+      this.parts.rate.textContent = done ? fixed(this.run.rate) : tokens && t > 0 ? fixed(tokens / t) : "–";
+      this.parts.first.textContent = t >= this.run.ttft ? seconds(this.run.ttft) : "–";
+      this.parts.tokens.textContent = `${tokens}`;
+      this.bar.style.setProperty("--v", (tokens / this.run.tokens).toFixed(4));
+      this.node.classList.toggle("dpr-done", done);
+      this.flag.hidden = !done;
+    }
+  }
+
+  class Player {
+    constructor(element, record, autoplay = true) {
+      this.record = record;
+      this.longest = Math.max(...record.runs.map((run) => run.total));
+      this.sides = record.runs.map((run) => new Side(run, this.longest));
+      for (const side of this.sides) side.flag.textContent = side.run.decoder === record.verdict.winner ? "⚑ first" : "⚑ done";
+      this.speed = 1;
+      this.time = 0;
+      this.root = el("section", { class: "dp dpr", "aria-label": "Replay of a race" }, this.head(), this.controls(),
+        el("div", { class: "dpr-key" }, legend(), lanesKey()), el("div", { class: "dpr-sides" }, ...this.sides.map((side) => side.node)), this.figures());
+      element.replaceChildren(this.root);
+      if (autoplay && !reduced()) this.play(); else this.seek(this.longest);
+    }
+
+    head() {
+      const { verdict, runs, options, prompt } = this.record;
+      const names = Object.fromEntries(runs.map((run) => [run.decoder, shortName(run.title)]));
+      const factor = verdict.factor && verdict.factor < 1.02 ? "Both took the same time" : `${names[verdict.winner]} is ${fixed(verdict.factor, 2)}× as fast`;
+      this.verdict = el("div", { class: "dpr-verdict", "aria-live": "polite" }, el("strong", { text: factor }), sameness(verdict));
+      return el("header", { class: "dpr-head" }, el("blockquote", { text: prompt }),
+        el("small", { text: `temperature ${options.temperature}, seed ${options.seed}, up to ${options.max_tokens} tokens. Run one after the other, each after a warm-up; replayed on one clock.` }), this.verdict);
+    }
+
+    controls() {
+      this.button = el("button", { type: "button", class: "dp-button dpr-play", on: { click: () => this.toggle() } });
+      this.scrub = el("input", { type: "range", min: 0, max: this.longest, step: this.longest / 1000, value: 0, "aria-label": "Time of the race in seconds", on: { input: () => { this.pause(); this.seek(Number(this.scrub.value)); } } });
+      this.label = el("output", { class: "dpr-time" });
+      this.speeds = SPEEDS.map((speed) => el("button", { type: "button", class: "dp-button", text: `${speed}×`, "aria-pressed": `${speed === 1}`, "aria-label": `${speed} times real time`, on: { click: () => this.pace(speed) } }));
+      return el("div", { class: "dpr-controls" }, this.button,
+        el("button", { type: "button", class: "dp-button", text: "⟲ replay", on: { click: () => { this.seek(0); this.play(); } } }),
+        this.scrub, this.label, el("span", { role: "group", "aria-label": "Speed of the replay", class: "dpr-speeds" }, ...this.speeds));
+    }
+
+    /** The figures of both runs as a table. */
+    figures() {
+      const rows = [
+        ["tokens/s, request to last token", (r) => fixed(r.rate)], ["first token after", (r) => seconds(r.ttft)], ["last token after", (r) => seconds(r.total)],
+        ["tokens", (r) => r.tokens], ["target forwards", (r) => r.stats.rounds], ["τ, tokens a forward", (r) => fixed(r.stats.mean_accepted_length, 2)],
+        ["α, acceptance", (r) => (r.stats.tested ? percent(r.stats.acceptance_rate) : "–")], ["drafted", (r) => r.stats.drafted],
+        ["CPU lane idle", (r) => percent(r.stats.cpu_idle)], ["GPU lane idle", (r) => percent(r.stats.gpu_idle)],
+      ];
+      const { runs } = this.record;
+      return el("details", { class: "dp-table", open: true }, el("summary", { text: "Figures of both runs" }), el("div", {}, el("table", {},
+        el("thead", {}, el("tr", {}, el("td"), ...runs.map((run) => el("th", { scope: "col", text: shortName(run.title) })))),
+        el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row", text: name }), ...runs.map((run) => el("td", { text: `${value(run)}` }))))))));
+    }
+
+    toggle() {
+      if (this.playing) this.pause(); else this.play();
+    }
+
+    play() {
+      if (this.time >= this.longest) this.time = 0;
+      this.playing = true;
+      this.last = performance.now();
+      this.seek(this.time);
+      const tick = (now) => {
+        if (!this.playing || !this.root.isConnected) return;
+        this.time = Math.min(this.longest, this.time + ((now - this.last) / 1000) * this.speed);
+        this.last = now;
+        if (this.time >= this.longest) this.playing = false;
+        this.seek(this.time);
+        if (this.playing) requestAnimationFrame(tick);
+      };
+      requestAnimationFrame(tick);
+    }
+
+    pause() {
+      this.playing = false;
+      this.seek(this.time);
+    }
+
+    pace(speed) {
+      this.speed = speed;
+      SPEEDS.forEach((s, i) => this.speeds[i].setAttribute("aria-pressed", `${s === speed}`));
+    }
+
+    seek(t) {
+      this.time = t;
+      for (const side of this.sides) side.show(t);
+      this.scrub.value = t;
+      this.label.textContent = `${fixed(t, 2)} of ${fixed(this.longest, 2)} s`;
+      this.button.textContent = this.playing ? "❚❚ pause" : "▶ play";
+      this.verdict.classList.toggle("dpr-hidden", t < this.longest);
+    }
+  }
+
+  /** "outputs identical", or where they part. */
+  function sameness({ identical, difference }) {
+    if (identical) return el("span", { class: "dpr-same", text: "outputs identical ✓" });
+    return el("span", { class: "dpr-differs", text: `outputs differ from token ${difference.token + 1} on: ${quoted(difference.left)} against ${quoted(difference.right)}` });
+  }
+
+  /* ---------- the tab ---------- */
+
+  class Race {
+    constructor(element, { server }) {
+      this.server = server;
+      this.form = el("form", { class: "dp dpr-form", on: { submit: (e) => { e.preventDefault(); this.start(); } } });
+      this.status = el("p", { class: "dpr-status", role: "status" });
+      this.stage = el("div", { class: "dpr-stage" });
+      element.replaceChildren(el("div", { class: "dp-tab" }, el("header", { class: "dp-intro" }, el("h2", { text: "Race" }),
+        el("p", { text: "Two ways of decoding, the same prompt, the same models. They run one after the other on the idle machine; then both are replayed side by side on one clock." })),
+      this.form, this.stage));
+      this.build();
+    }
+
+    async build() {
+      const { ready, decoders } = await this.server.prepare({});
+      const choose = (label, chosen) => el("label", {}, el("span", { text: label }), el("select", {}, ...Object.entries(decoders).map(([name, title]) => el("option", { value: name, text: title, selected: name === chosen }))));
+      const number = (label, value, props) => el("label", {}, el("span", { text: label }), el("input", { type: "number", value, ...props }));
+      this.prompt = el("textarea", { rows: 3, "aria-label": "Prompt of the race", placeholder: "What shall both answer?" });
+      this.fields = { left: choose("Left", "duotree"), right: choose("Right", "autoregressive"), temperature: number("Temperature", 0, { min: 0, max: 2, step: 0.1 }),
+        seed: number("Seed", 7, { min: 0, step: 1 }), max_tokens: number("Tokens", 128, { min: 1, max: 512, step: 1 }) };
+      this.go = el("button", { type: "submit", class: "dp-button dp-primary", text: "Start the race" });
+      this.halt = el("button", { type: "button", class: "dp-button", text: "Stop", hidden: true, on: { click: () => this.server.halt({ ticket: this.ticket }) } });
+      this.saves = el("span", { class: "dpr-saves", hidden: true },
+        el("button", { type: "button", class: "dp-button", text: "Save as HTML", on: { click: () => this.saveHtml() } }),
+        el("button", { type: "button", class: "dp-button", text: "Save as JSON", on: { click: () => save("race.json", JSON.stringify(this.record), "application/json") } }));
+      const open = el("input", { type: "file", accept: ".json,application/json", class: "dp-hidden", on: { change: (e) => this.open(e.target) } });
+      this.form.append(
+        el("div", { class: "dpr-ready", role: "group", "aria-label": "Ready prompts" }, ...ready.map((r) => this.chip(r))),
+        this.prompt, el("div", { class: "dpr-fields" }, ...Object.values(this.fields)),
+        el("div", { class: "dpr-actions" }, this.go, this.halt, this.saves, el("label", { class: "dp-button dpr-open" }, "Open a saved race", open)), this.status);
+      this.take(ready[0]);
+    }
+
+    chip(ready) {
+      const good = ready.expect === "well";
+      return el("button", { type: "button", class: "dpr-chip", title: ready.why, on: { click: () => this.take(ready) } },
+        el("b", { text: ready.name }), el("small", { text: good ? "▲ drafts do well" : "▼ drafts do badly" }));
+    }
+
+    take(ready) {
+      this.prompt.value = ready.prompt;
+      this.field("temperature").value = ready.temperature;
+      this.field("max_tokens").value = ready.max_tokens;
+      this.say(ready.why);
+    }
+
+    field(name) { return this.fields[name].querySelector("input, select"); }
+
+    say(words, bad = false) {
+      this.status.textContent = words;
+      this.status.classList.toggle("dpr-bad", bad);
+    }
+
+    async start() {
+      const action = Object.fromEntries(Object.keys(this.fields).map((name) => [name, this.field(name).value]));
+      const answer = await this.server.start({ ...action, prompt: this.prompt.value });
+      if (answer.refused) return this.say(answer.refused, true);
+      this.ticket = answer.ticket;
+      this.running(true);
+      return this.follow();
+    }
+
+    running(on) {
+      this.go.disabled = on;
+      this.halt.hidden = !on;
+      this.saves.hidden = on || !this.record;
+    }
+
+    async follow() {
+      for (;;) {
+        const answer = await this.server.follow({ ticket: this.ticket }).catch(() => ({ refused: "The server does not answer: start DuoChat again." }));
+        const fault = answer.refused || answer.error;
+        if (fault) { this.running(false); return this.say(fault, true); }
+        if (answer.result) return this.show(answer.result);
+        this.say(progress(answer.note));
+        await new Promise((resolve) => setTimeout(resolve, 250));
+      }
+    }
+
+    show(record) {
+      this.record = record;
+      this.running(false);
+      this.say("Both runs are recorded. This is the replay, in real time.");
+      const player = new Player(this.stage, record);
+      player.root.scrollIntoView?.({ behavior: reduced() ? "auto" : "smooth", block: "start" });
+      return player;
+    }
+
+    async saveHtml() {
+      const answer = await this.server.page(this.ticket ? { ticket: this.ticket } : { record: this.record });
+      if (answer.refused) return this.say(answer.refused, true);
+      return save("race.html", answer.html, "text/html");
+    }
+
+    async open(input) {
+      const [file] = input.files;
+      input.value = "";
+      if (!file) return;
+      try {
+        const record = JSON.parse(await file.text());
+        if (record.format !== "duochat-race") throw new Error("another format");
+        this.ticket = null;
+        this.show(record);
+      } catch {
+        this.say("That file is not a race that DuoChat saved.", true);
+      }
+    }
+  }
+
+  function progress(note = {}) {
+    const which = `Run ${note.run || 1} of 2, ${note.decoder || ""}`;
+    if (note.phase === "queued") return `${which}: waiting for the engine${note.progress ? `, ${note.progress[0]} before` : ""} …`;
+    if (note.phase === "loading") return `${which}: ${note.words || "loading the models"} …`;
+    if (note.phase === "warming up") return `${which}: warming up …`;
+    return note.tokens ? `${which}: ${note.tokens} tokens …` : `${which}: reading the prompt …`;
+  }
+
+  function save(name, text, type) {
+    const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  window.DuoChat.playRace = (element, record) => new Player(element, record);
+  window.DuoChat.save = save;
+  (window.duochat = window.duochat || {}).race = (element, tools) => new Race(element, tools);
+})();

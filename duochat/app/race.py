@@ -1,0 +1,214 @@
+"""Race: two decoders on one prompt, run one after the other, replayed side by side on one clock.
+
+Nothing is estimated: times, speeds and texts are those of the two runs. `race.js` replays the record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from duochat import DuoChatError, __version__
+from duochat.app.chat import Options, Step
+from duochat.app.recording import Engine, Job, Jobs, Recording, checked_prompt, record
+from duochat.app.render import ASSETS, page_assets
+
+FORMAT = "duochat-race"
+DECODERS = {
+    "duotree": "DuoTree: a draft tree that lives on, both devices at once",
+    "duodecoding": "DuoDecoding: the paper's schedule, both devices at once",
+    "speculative": "Speculative: draft, then verify, in turns",
+    "autoregressive": "Plain: the target alone",
+}
+WARM_UP = "Say hello."
+MOST_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A ready prompt, and what to expect of it."""
+
+    name: str
+    prompt: str
+    expect: str  # "well" or "badly": how speculation does on it
+    why: str
+    temperature: float = 0.0
+    max_tokens: int = 128
+
+
+READY = (
+    Ready(
+        "A known formula",
+        "State the quadratic formula, then solve 2x² − 3x − 2 = 0 with it step by step.",
+        "well",
+        "Known phrases and short steps: the draft knows them as well as the target does.",
+    ),
+    Ready(
+        "Code",
+        "Write a Python function that returns the n-th Fibonacci number with a loop, and a short test of it.",
+        "well",
+        "Code repeats its own names and follows strict rules.",
+    ),
+    Ready(
+        "Copying",
+        "Repeat this text exactly, three times:\n\nThe draft model writes ahead on the processor while the target "
+        "model checks its words on the graphics card, so that neither has to wait for the other.",
+        "well",
+        "What is copied stands in the prompt: both models, and the n-gram lookup, find it there.",
+    ),
+    Ready(
+        "A wild story",
+        "Tell a surprising story about a lighthouse keeper who collects forgotten dreams.",
+        "badly",
+        "At high temperature the target often takes an unlikely word, which no draft can foresee.",
+        1.2,
+    ),
+)
+
+
+def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
+    """Both runs, one after the other, and the verdict: the record. Raises DuoChatError when a run fails."""
+    runs = []
+    for number, decoder in enumerate(decoders, 1):
+        head = {"run": number, "decoder": decoder, "tokens": 0}
+        chosen = replace(options, decoder=decoder)
+        _warm_up(engine, replace(chosen, max_tokens=4), job, head)
+        runs.append(record(engine, prompt, chosen, job.stop.is_set, _observer(job, head)))
+    return record_of(runs[0], runs[1])
+
+
+def _warm_up(engine: Engine, options: Options, job: Job, head: dict[str, Any]) -> None:
+    """Another prompt first: it wakes the devices and leaves neither run the prompt in a cache."""
+    job.note = {**head, "phase": "warming up"}
+    record(engine, WARM_UP, options, job.stop.is_set, lambda step: _observe_wait(job, head, step))
+
+
+def _observe_wait(job: Job, head: dict[str, Any], step: Step) -> None:
+    if step.phase in ("queued", "loading"):
+        job.note = {**head, "phase": step.phase, "progress": step.progress, "words": step.notice}
+
+
+def _observer(job: Job, head: dict[str, Any]) -> Callable[[Step], None]:
+    def observe(step: Step) -> None:
+        head["tokens"] += len(step.round.tokens) if step.round else 0
+        job.note = {**head, "phase": step.phase or "decode", "progress": step.progress}
+
+    return observe
+
+
+def record_of(left: Recording, right: Recording) -> dict[str, Any]:
+    """The JSON that is replayed, saved and shown."""
+    return {
+        "format": FORMAT, "version": __version__, "prompt": left.prompt, "options": asdict(left.options),
+        "hardware": dict(left.hardware), "runs": [lane(left), lane(right)], "verdict": verdict(left, right),
+    }  # fmt: skip
+
+
+def lane(recording: Recording) -> dict[str, Any]:
+    """One side of a race. rate: tokens/s from the request to the last token, what a viewer sees."""
+    stats = recording.stats
+    return {
+        "decoder": recording.decoder, "title": DECODERS.get(recording.decoder, recording.decoder),
+        "frame": recording.snapshot(), "text": recording.text, "tokens": stats.completion_tokens,
+        "token_ids": recording.tokens, "total": stats.last_token_at, "ttft": stats.first_token_at or 0.0,
+        "rate": rate(recording), "stats": stats.to_dict(),
+    }  # fmt: skip
+
+
+def rate(recording: Recording) -> float:
+    """Tokens/s from the request to the last token."""
+    stats = recording.stats
+    return stats.completion_tokens / stats.last_token_at if stats.last_token_at > 0 else 0.0
+
+
+def verdict(left: Recording, right: Recording) -> dict[str, Any]:
+    """speedup: the left side's tokens/s over the right side's. difference: where the outputs part, None: nowhere."""
+    slow, fast = sorted((rate(left), rate(right)))
+    difference = first_difference(left, right)
+    return {
+        "speedup": rate(left) / rate(right) if rate(right) else None,
+        "winner": left.decoder if rate(left) >= rate(right) else right.decoder,
+        "factor": fast / slow if slow else None,
+        "identical": difference is None,
+        "difference": difference,
+    }
+
+
+def first_difference(left: Recording, right: Recording) -> dict[str, Any] | None:
+    """The first token in which the outputs differ: its number from 0, and each side's text from there on."""
+    a, b = left.tokens, right.tokens
+    if a == b:
+        return None
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return {"token": at, "left": _text_from(left, at), "right": _text_from(right, at)}
+
+
+def _text_from(recording: Recording, at: int, count: int = 8) -> str:
+    pieces = [piece for s in recording.steps for piece in s.pieces]
+    return "".join(pieces[at : at + count])
+
+
+def to_html(record: Mapping[str, Any]) -> str:
+    """The race as one file that needs nothing else: styles, scripts and the record are inside."""
+    css, script = page_assets()
+    data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    html = (ASSETS / "page" / "race.html").read_text("utf-8")
+    for mark, content in (("/*style*/", css), ("/*script*/", script), ("/*record*/", data)):
+        html = html.replace(mark, content, 1)
+    return html
+
+
+class Races:
+    """What the page's race tab can ask for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._jobs = Jobs()
+
+    def prepare(self, _action: dict[str, Any]) -> dict[str, Any]:
+        """The ready prompts and the decoders to choose from."""
+        return {"ready": [asdict(r) for r in READY], "decoders": DECODERS}
+
+    def start(self, action: dict[str, Any]) -> dict[str, Any]:
+        """action: {prompt, left, right, temperature, seed, max_tokens}; returns {ticket}. Raises DuoChatError."""
+        prompt = checked_prompt(action.get("prompt"))
+        decoders = (_decoder(action.get("left", "duotree")), _decoder(action.get("right", "autoregressive")))
+        options = Options(
+            temperature=float(action.get("temperature") or 0),
+            seed=int(action.get("seed") or 0),
+            max_tokens=min(MOST_TOKENS, max(1, int(action.get("max_tokens") or 128))),
+        )
+        options.sampling()
+        return {"ticket": self._jobs.start(lambda job: run(self._engine, prompt, decoders, options, job))}
+
+    def follow(self, action: dict[str, Any]) -> dict[str, Any]:
+        """How far the race is, and at its end the record."""
+        return self._jobs.look(action.get("ticket"))
+
+    def halt(self, action: dict[str, Any]) -> dict[str, Any]:
+        self._jobs.stop(action.get("ticket"))
+        return {}
+
+    def page(self, action: dict[str, Any]) -> dict[str, Any]:
+        """A race as a self-contained HTML file: the finished one of a ticket, or a saved record.
+
+        Raises DuoChatError when there is none.
+        """
+        record = action.get("record") or self._jobs.look(action.get("ticket")).get("result")
+        if not isinstance(record, dict) or record.get("format") != FORMAT:
+            raise DuoChatError("The race is not finished: wait for its end, then save it.")
+        return {"html": to_html(record)}
+
+
+def _decoder(name: Any) -> str:
+    if name not in DECODERS:
+        raise DuoChatError(f"There is no decoder {name!r}: choose one of {', '.join(DECODERS)}.")
+    return name
+
+
+def build(part: Callable[..., Any], engine: Engine) -> Any:
+    """The tab's content, inside a gr.Tab. part: `ui.part`, which makes a component that a script draws."""
+    races = Races(engine)
+    return part("race", serve=[races.prepare, races.start, races.follow, races.halt, races.page])

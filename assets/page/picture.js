@@ -1235,5 +1235,5 @@
   }
 
   window.duochatPicture = duochatPicture;
-  window.DuoChat = { Model, Picture, Ribbon, Lanes, Tree, Tip, Gauges, el, layoutTree, drawTree, legend, lanesKey, shown, quoted, fixed, percent, seconds, plural, reason, tipContent, describeToken, reduced };
+  window.DuoChat = { Model, Picture, Ribbon, Lanes, Tree, Tip, Gauges, el, layoutTree, drawTree, legend, lanesKey, shown, quoted, isNumber, fixed, percent, seconds, plural, reason, tipContent, describeToken, reduced };
 })();

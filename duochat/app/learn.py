@@ -1,0 +1,285 @@
+"""Learn: a recorded answer becomes a lesson. Pure functions; `learn.js` shows what `lesson` gives.
+
+The lesson explains every round from its record: what was drafted, what the target chose at each place, and why that
+was an accepted token or a correction. Words are in `assets/page/lesson.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import numpy as np
+import yaml
+
+from duochat import DuoChatError
+from duochat.app import hardware
+from duochat.app.chat import Options
+from duochat.app.prediction import FORMULAS, case_from, what_if
+from duochat.app.recording import Engine, Job, Jobs, Recording, checked_prompt, record
+from duochat.app.render import ASSETS, decode_rate
+from duochat.engine.rounds import Draft, Round
+from duochat.engine.sampling import gumbel
+
+TRACES = ASSETS / "traces"
+OWN_TOKENS = 96  # length of an answer to the user's own prompt
+FASTER = (1, 2, 4, 8)  # GPUs to compare the budget with
+ORDINALS = ("first", "second", "third")
+
+
+@lru_cache(maxsize=1)
+def words() -> dict[str, Any]:
+    """The lesson's texts, questions and glossary."""
+    return yaml.safe_load((ASSETS / "page" / "lesson.yaml").read_text("utf-8"))
+
+
+def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
+    """All that learn.js needs, as JSON."""
+    costs = measured_costs(recording)
+    return {
+        "name": name, "prompt": recording.prompt, "decoder": recording.decoder, "options": asdict(recording.options),
+        "frame": recording.snapshot(1 / costs["target"]), "rounds": explain_all(recording), "costs": costs,
+        "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
+        "questions": questions(recording, costs), "formulas": FORMULAS,
+        **{k: words()[k] for k in ("chapters", "colours", "glossary")},
+    }  # fmt: skip
+
+
+# -- rounds ----------------------------------------------------------------------------------------------------------
+
+
+def explain_all(recording: Recording) -> list[dict[str, Any]]:
+    """One explanation a round, in order."""
+    reader = _Reader(recording)
+    return [reader.explain(step.round, step.pieces) for step in recording.steps if step.round is not None]
+
+
+class _Reader:
+    """Reads the rounds in order, and knows every drafted token so far."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.options, self.texts = recording.options, recording.draft_texts
+        self.drafts: dict[int, Draft] = {}
+        self.tested: dict[int, float] = {}  # the target's probability of those that a forward tested
+
+    def explain(self, r: Round, pieces: tuple[str, ...]) -> dict[str, Any]:
+        """What happened at each place of a round: {index, tested, places, summary}."""
+        self.drafts.update((d.id, d) for d in r.drafted)
+        self.tested.update(zip(r.pending, r.pending_probs, strict=False))
+        places = [self._place(r, place, pieces[place] if place < len(pieces) else "") for place in range(len(r.tokens))]
+        return {"index": r.index, "tested": len(r.pending), "places": places, "summary": _summary(r)}
+
+    def _place(self, r: Round, place: int, text: str) -> dict[str, Any]:
+        kind = "accepted" if place < len(r.accepted) else r.last
+        here = self._candidates(r, place)
+        return {"kind": kind, "text": text, "bars": self._bars(r, place, text, here), "why": self._why(r, place, text)}
+
+    def _candidates(self, r: Round, place: int) -> list[Draft]:
+        """The drafted tokens that stood at this place of the path which the target took."""
+        fated = [self.drafts[d] for d in (*r.accepted, *r.rejected, *r.ignored) if d in self.drafts]
+        before = r.accepted[place - 1] if 0 < place <= len(r.accepted) else None
+        return [d for d in fated if d.position == r.position + place and (before is None or d.parent == before)]
+
+    def _bars(self, r: Round, place: int, text: str, here: list[Draft]) -> list[dict[str, Any]]:
+        """Pairs of bars: each candidate of the draft, and the target's token if it is none of them."""
+        token = r.tokens[place]
+        bars = [
+            {"text": self.texts.get(d.id, "�"), "draft": d.prob, "target": self.tested.get(d.id), "token": d.token,
+             "origin": d.origin}
+            for d in here
+        ]  # fmt: skip
+        if token not in {d.token for d in here}:
+            bars.append({"text": text, "draft": None, "target": None, "token": token, "origin": "target"})
+        noise = self._noise(r.position + place, [b["token"] for b in bars])
+        for bar, extra in zip(bars, noise, strict=True):
+            bar.update(chosen=bar.pop("token") == token, noise=extra)
+            if bar["chosen"] and place < len(r.token_probs):
+                bar["target"] = r.token_probs[place]
+        return sorted(bars, key=lambda b: (-(b["draft"] or 0.0), not b["chosen"]))
+
+    def _noise(self, position: int, tokens: list[int]) -> list[float | None]:
+        """The shared noise of some tokens at a position; at temperature 0 there is none."""
+        if self.options.temperature == 0:
+            return [None] * len(tokens)
+        return [round(float(x), 2) for x in gumbel(self.options.seed, position, np.array(tokens))]
+
+    def _why(self, r: Round, place: int, text: str) -> str:
+        """Why the token of one place stands there."""
+        if place < len(r.accepted):
+            return self._why_accepted(r, r.accepted[place], text)
+        if r.last == "correction":
+            there = [d.id for d in self._candidates(r, place) if d.id in r.rejected]
+            had = " or ".join(_quote(self.texts.get(d, "�")) for d in there) or "something else"
+            return (
+                f"The target chose {_quote(text)}; the draft had {had}. The target's token is written, and whatever "
+                "was drafted below the wrong one is thrown away."
+            )
+        if r.last == "bonus":
+            return f"The whole tested branch was accepted, and the same forward also gave the token after it: {_quote(text)}."
+        return f"Nothing was tested here, so the forward gave one token: {_quote(text)}."
+
+    def _why_accepted(self, r: Round, draft: int, text: str) -> str:
+        if draft not in r.pending:
+            return (
+                f"The target chose {_quote(text)}. It was not tested in this forward, but the draft had prepared this "
+                "very outcome: what hangs below it stays, and the next forward has something to test."
+            )
+        choice = f"the draft's {_ordinal(self.drafts[draft].rank)} choice" if draft in self.drafts else "drafted"
+        return f"The target chose {_quote(text)}, which was {choice} here: accepted."
+
+
+def _summary(r: Round) -> str:
+    if not r.pending:
+        reason = "" if r.speculation in ("on", "off") else f" ({r.speculation.partition(': ')[2]})"
+        return f"Nothing to test in this round{reason}: one token, as in plain decoding."
+    gained = len(r.tokens)
+    return (
+        f"{len(r.pending)} drafted {_tokens(len(r.pending))} tested in one forward, {len(r.accepted)} accepted, "
+        f"{gained} {_tokens(gained)} written. Plain decoding would have needed {gained} "
+        f"{'forward' if gained == 1 else 'forwards'}."
+    )
+
+
+def _ordinal(rank: int) -> str:
+    return ORDINALS[rank - 1] if 1 <= rank <= len(ORDINALS) else f"{rank}th"
+
+
+def _quote(text: str) -> str:
+    return f"‘{text.replace(chr(10), '↵')}’" if text else "a token without text"
+
+
+def _tokens(count: int) -> str:
+    return "token" if count == 1 else "tokens"
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def measured_costs(recording: Recording) -> dict[str, Any]:
+    """{target, draft: seconds of a forward and of a drafted token, c, budget, widen, source}.
+
+    From the machine's calibration if the recording carries one, else from the recording's own times.
+    """
+    table = hardware.table(recording.costs)
+    if table["target"] and table["draft"]:
+        target, draft = table["target"][0][1], table["draft"][0][1]
+        source = "measured on this machine at start"
+    else:
+        target, draft = _seen_costs(recording.rounds)
+        source = "taken from this answer's own times"
+    return {"target": target, "draft": draft, "c": draft / target, "budget": target / draft,
+            "widen": hardware.widening(table["target"]), "source": source}  # fmt: skip
+
+
+def _seen_costs(rounds: list[Round]) -> tuple[float, float]:
+    """Median seconds of a forward and of one drafted token; 1/8 of a forward where nothing was drafted."""
+    forwards = [r.ended - r.started for r in rounds if r.phase != "prefill"] or [1.0]
+    batches = [(b.ended - b.started) / max(1, b.size) for r in rounds for b in r.batches]
+    target = max(1e-6, median(forwards))
+    return target, max(1e-6, median(batches)) if batches else target / 8
+
+
+def arithmetic(costs: Mapping[str, float]) -> list[dict[str, float]]:
+    """The budget on this machine, and with a GPU that is 2, 4, 8 times as fast."""
+    return [
+        {"factor": f, "target": costs["target"] / f, "draft": costs["draft"], "budget": costs["budget"] / f}
+        for f in FASTER
+    ]
+
+
+def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str, float | None]:
+    """Where this answer lies in the what-if panel."""
+    stats = recording.stats
+    speed = decode_rate(stats)
+    working = [r for r in recording.rounds if r.phase != "prefill"]
+    return {
+        "alpha": stats.acceptance_rate if stats.tested else None,
+        "gamma": stats.drafted / len(working) if working else None,
+        "tau": stats.mean_accepted_length,
+        "speedup": speed * costs["target"] if speed else None,
+        "hits": stats.hits / stats.outcomes if stats.outcomes else None,
+    }
+
+
+# -- exercises -------------------------------------------------------------------------------------------------------
+
+
+def questions(recording: Recording, costs: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Exercises with their answers: some of every lesson, some with this answer's numbers."""
+    return [*_own_questions(recording, costs), *words()["questions"]]
+
+
+def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dict[str, Any]]:
+    asked = [{
+        "kind": "number", "unit": "tokens", "right": round(costs["budget"], 1), "slack": 0.06 * costs["budget"] + 0.05,
+        "ask": f"One forward of the target takes {1000 * costs['target']:.1f} ms here, one drafted token "
+               f"{1000 * costs['draft']:.1f} ms. What is the draft budget γ*?",
+        "because": "γ* = T_target / T_draft: as many drafted tokens as fit beside one forward.",
+    }]  # fmt: skip
+    shown = next((r for r in recording.rounds if len(r.accepted) >= 2 and r.last == "correction"), None)
+    if shown:
+        asked.insert(0, {
+            "kind": "number", "unit": "tokens", "right": len(shown.tokens), "slack": 0,
+            "ask": f"In round {shown.index + 1}, {len(shown.pending)} drafted tokens were tested and "
+                   f"{len(shown.accepted)} accepted, then the target corrected. How many tokens did the round write?",
+            "because": "The accepted ones and the correction: accepted + 1.",
+        })  # fmt: skip
+    return asked
+
+
+# -- the tab ---------------------------------------------------------------------------------------------------------
+
+
+class Lessons:
+    """What the page's learn tab can ask for."""
+
+    def __init__(self, engine: Engine | None) -> None:
+        self._engine = engine
+        self._jobs = Jobs()
+
+    def recorded(self, _action: dict[str, Any]) -> dict[str, Any]:
+        """The recorded answers that come with DuoChat."""
+        return {"recorded": sorted(p.stem for p in TRACES.glob("*.jsonl"))}
+
+    def lesson(self, action: dict[str, Any]) -> dict[str, Any]:
+        """The lesson of a recorded answer. Only names from the list are taken: no path comes from a page."""
+        found = {p.stem: p for p in TRACES.glob("*.jsonl")}.get(str(action.get("name")))
+        if found is None:
+            raise DuoChatError("There is no such recorded answer: reload the page.")
+        return lesson(Recording.read(found.read_text("utf-8").splitlines()), found.stem)
+
+    def own(self, action: dict[str, Any]) -> dict[str, Any]:
+        """Answer the user's own prompt and make a lesson of it; returns {ticket}."""
+        if self._engine is None:
+            raise DuoChatError("No model is loaded: take one of the recorded answers.")
+        options = Options(
+            decoder="duotree", temperature=float(action.get("temperature") or 0), seed=7, max_tokens=OWN_TOKENS
+        )
+        options.sampling()
+        prompt = checked_prompt(action.get("prompt"))
+        return {"ticket": self._jobs.start(lambda job: self._answer(prompt, options, job))}
+
+    def _answer(self, prompt: str, options: Options, job: Job) -> dict[str, Any]:
+        def seen(step: Any) -> None:
+            tokens = job.note.get("tokens", 0) + (len(step.round.tokens) if step.round else 0)
+            job.note = {"phase": step.phase, "tokens": tokens, "of": options.max_tokens}
+
+        made = record(self._engine, prompt, options, job.stop.is_set, seen)
+        return lesson(replace(made, costs=hardware.known(self._engine)))
+
+    def progress(self, action: dict[str, Any]) -> dict[str, Any]:
+        """How far the answer is, and at its end the lesson."""
+        return self._jobs.look(action.get("ticket"))
+
+    def predict(self, action: dict[str, Any]) -> dict[str, Any]:
+        """The what-if panel's figures for its sliders."""
+        return what_if(case_from(action))
+
+
+def build(part: Callable[..., Any], engine: Engine | None) -> Any:
+    """The tab's content, inside a gr.Tab. part: `ui.part`. engine: None where no model is loaded."""
+    lessons = Lessons(engine)
+    return part("learn", serve=[lessons.recorded, lessons.lesson, lessons.own, lessons.progress, lessons.predict])

@@ -1,0 +1,123 @@
+"""Predicted speedup of each schedule over plain decoding, from c, α, γ, k and the share of prefetched outcomes.
+
+All times are in target steps: one target forward of width 1 takes 1, one drafted token takes c. Each drafted token is
+taken to be accepted with probability α, whatever came before it. Pure arithmetic; the page states the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+SECOND_CHOICE = 0.5  # share of the draft's misses that each further sequence catches
+FURTHEST = 40  # budgets that curves go to
+
+FORMULAS = {
+    "plain": ("Plain decoding", "1", "One token a forward."),
+    "sequential": (
+        "In turns (speculative decoding)",
+        "(1 − αᵞ⁺¹) / (1 − α) ÷ (1 + γc)",
+        "γ tokens are drafted, then verified; each device waits for the other.",
+    ),
+    "chain": (
+        "In parallel (the paper)",
+        "π·(1 − αᵐ)/(1 − α) + (1 − π) ÷ max(1, γc),  m = γ/k,  π = a / (1 + a − a·αᵐ⁻¹),  a = 1 − (1 − α)/2ᵏ⁻¹",
+        "Drafting goes on beside the forward. After a rejection one forward tests nothing. π: share of forwards with "
+        "drafts to test; a: chance that one of the k sequences starts with the target's token.",
+    ),
+    "prefetch": (
+        "With outcome prefetch (DuoTree)",
+        "(1 − αᵞ⁺¹) / (1 − α) ÷ (max(1, γc) + (1 − h)·γc)",
+        "Also what follows a rejection is drafted ahead. With chance h it is ready; otherwise the GPU waits for γ new "
+        "drafts.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """c: T_draft/T_target. alpha: acceptance. gamma: drafted tokens a round. k: sequences. hits: share of outcomes
+    prefetched. widen: share of a target step that each verified token adds (0: a forward costs the same at any width).
+    """
+
+    c: float
+    alpha: float
+    gamma: float
+    k: int = 1
+    hits: float = 0.8
+    widen: float = 0.0
+
+
+def emitted(alpha: float, tested: float) -> float:
+    """Expected tokens of a forward that tests a chain: 1 + α + α² + … + α^tested."""
+    return tested + 1 if alpha >= 1 else (1 - alpha ** (tested + 1)) / (1 - alpha)
+
+
+def sequential(case: Case) -> float:
+    """Draft γ tokens, then verify them (arXiv 2211.17192)."""
+    return emitted(case.alpha, case.gamma) / (1 + case.gamma * (case.c + case.widen))
+
+
+def chain(case: Case) -> float:
+    """The paper's schedule: k sequences of γ/k tokens beside each forward, one pending chain, nothing after a miss."""
+    length = max(1.0, case.gamma / case.k)
+    start = 1 - (1 - case.alpha) * SECOND_CHOICE ** (case.k - 1)
+    full = start / (1 + start - start * case.alpha ** (length - 1))
+    tokens = full * emitted(case.alpha, length - 1) + (1 - full)
+    return tokens / max(1 + full * (length - 1) * case.widen, case.gamma * case.c)
+
+
+def prefetch(case: Case) -> float:
+    """Drafts also wait below the likely rejections; a miss costs the time to draft γ tokens anew."""
+    step = max(1 + case.gamma * case.widen, case.gamma * case.c)
+    return emitted(case.alpha, case.gamma) / (step + (1 - case.hits) * case.gamma * case.c)
+
+
+SCHEDULES = {"sequential": sequential, "chain": chain, "prefetch": prefetch}
+
+
+def best(name: str, case: Case, most: int) -> tuple[int, float]:
+    """(γ, speedup) of the best whole budget from 1 to most."""
+    rates = {n: SCHEDULES[name](replace(case, gamma=n)) for n in range(1, most + 1)}
+    return max(rates.items(), key=lambda item: item[1])
+
+
+def table_row(c: float, alpha: float, hits: float = 0.8) -> dict[str, float]:
+    """The schedules at their best: the paper's at γ* = 1/c, prefetch up to γ*, in turns at any γ."""
+    case = Case(c, alpha, gamma=1 / c, hits=hits)
+    return {
+        "chain": chain(case),
+        "sequential": best("sequential", case, 64)[1],
+        "prefetch": best("prefetch", case, max(1, int(1 / c)))[1],
+    }
+
+
+def what_if(case: Case) -> dict[str, Any]:
+    """For the panel: speedups at this γ, each schedule's best γ, curves over γ, and γ* = 1/c."""
+    budgets = list(range(1, FURTHEST + 1))
+    return {
+        "case": asdict(case),
+        "budget": 1 / case.c,
+        "now": {"plain": 1.0, **{name: rate(case) for name, rate in SCHEDULES.items()}},
+        "best": {name: best(name, case, FURTHEST) for name in SCHEDULES},
+        "gammas": budgets,
+        "curves": {name: [rate(replace(case, gamma=n)) for n in budgets] for name, rate in SCHEDULES.items()},
+    }
+
+
+def case_from(action: Mapping[str, Any]) -> Case:
+    """The panel's sliders, held to sane ranges."""
+
+    def within(name: str, low: float, high: float, default: float) -> float:
+        value = action.get(name)
+        return min(high, max(low, float(default if value is None else value)))
+
+    return Case(
+        c=within("c", 0.005, 2, 0.125),
+        alpha=within("alpha", 0, 0.99, 0.7),
+        gamma=within("gamma", 1, FURTHEST, 8),
+        k=int(within("k", 1, 8, 1)),
+        hits=within("hits", 0, 1, 0.8),
+        widen=within("widen", 0, 0.5, 0),
+    )

@@ -10,6 +10,7 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.target import skinny, widened
 from duochat.engine.target.attention import NAME
+from duochat.engine.target.compiling import compile_layers
 
 if TYPE_CHECKING:
     from duochat.engine.target.lane import TorchTarget
@@ -32,6 +33,8 @@ def load(
         torch.set_num_threads(threads)
     model = read(folder, place, pick_dtype(dtype, place))
     products = "skinny" if compile and place.type == "cpu" and skinny.swap(model) else "torch"
+    if compile and place.type == "cuda" and compile_layers(model):
+        products = "torch, layers compiled"
     made = target(model, min(context_length, longest(model)), place.type == "cuda", reproducible)
     made.facts["target_products"] = products
     return made

@@ -6,12 +6,8 @@ probability that the target arrives at it: the product of the calibrated accepta
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from duochat.engine.lanes import Answer, Candidates
-from duochat.engine.rounds import Draft
 
 Accept = Callable[[str, int, float], float]  # (origin, rank, draft probability) -> probability of acceptance
 

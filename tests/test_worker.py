@@ -148,6 +148,14 @@ def test_bad_input_is_an_error_step_and_the_engine_lives_on(calm):
     assert calm.status()["pid"] == pid
 
 
+def test_ctrl_c_is_left_to_the_parent(calm):
+    """A terminal sends it to both; the child must not die of it before the parent has closed it."""
+    pid = calm.status()["pid"]
+    os.kill(pid, signal.SIGINT)
+    assert said(ask(calm, 5)) == "tick "
+    assert calm.status()["pid"] == pid
+
+
 def test_stop_acts_within_a_step(calm):
     stop = threading.Event()
     steps = []

@@ -22,6 +22,7 @@ from duochat.engine.lanes import Cancelled, never
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
 from duochat.lab import goals, machine, report, tasks
+from duochat.lab.ablations import variants
 from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped
 from duochat.lab.metrics import REFERENCE, Run
 from duochat.models import cache_dir
@@ -147,6 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
     parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
+    parser.add_argument("--ablate", action="store_true", help="also our decoders with one thing taken away each")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, default=128, help="of each answer (128)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
@@ -183,6 +185,8 @@ def main(args: argparse.Namespace) -> int:
     if talk.engine.drafter is None:
         raise DuoChatError(f"There is nothing to compare without a draft: {talk.engine.fault}")
     contestants = [Decoder(name, talk.engine) for name in names]
+    if args.ablate:
+        contestants += variants(talk.engine, args.temperature)
     if rivals:
         contestants += load_peers(rivals, settings, talk, plan, bar)
     bar.close()
@@ -219,7 +223,7 @@ def measure(
         resume(bench, args.json, about["settings"])
 
     def results() -> dict[str, Any]:
-        return report.build(bench.runs, kinds(bench), about, bench.timelines)
+        return report.build(bench.runs, traits(bench), about, bench.timelines)
 
     stopped = carry_out(bench, args.json, results)
     if not any(run.decoder == REFERENCE for run in bench.runs):
@@ -241,9 +245,10 @@ def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict
     return [goal.to_dict() for goal in goals.table(results, goals.probe(engine.target, ours, context))]
 
 
-def kinds(bench: Bench) -> dict[str, str]:
-    """Kind of each contestant by name, in the order of the report."""
-    return {contestant.name: contestant.kind for contestant in bench.contestants}
+def traits(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Of each contestant, in the order of the report: its kind, and for our own the decoder and a fixed budget."""
+    names = ("kind", "decoder", "budget")
+    return {c.name: {name: getattr(c, name, None) for name in names} for c in bench.contestants}
 
 
 def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -> bool:
@@ -292,13 +297,28 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
         "seeds": [args.seed + n for n in range(args.repeat)],
         "repeat": args.repeat,
         "decoders": list(names),
+        "ablations": args.ablate,
+        "cost_faithful": cost_faithful(Path(settings.target)),
     }
+
+
+def cost_faithful(target: Path) -> str:
+    """What a widened target is like, such as "llama-2-7b": its timings are of that size, its texts are not."""
+    recipe = target / "widen.json"
+    return json.loads(recipe.read_text(encoding="utf-8"))["like"] if recipe.is_file() else ""
 
 
 # ---------------------------------------------------------------- files
 
 
-FREE_TO_CHANGE = ("tasks", "limit", "repeat", "seeds", "decoders")  # settings that a resumed run may have otherwise
+FREE_TO_CHANGE = (
+    "tasks",
+    "limit",
+    "repeat",
+    "seeds",
+    "decoders",
+    "ablations",
+)  # settings that a resumed run may have otherwise
 
 
 def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
@@ -315,7 +335,7 @@ def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
     for name in settings.keys() - set(FREE_TO_CHANGE):
         if earlier["settings"].get(name) != settings[name]:
             raise DuoChatError(f"{path} was measured with another {name}: start afresh, without --resume.")
-    asked, names = {(q.task, q.id) for q in bench.plan.questions}, kinds(bench)
+    asked, names = {(q.task, q.id) for q in bench.plan.questions}, traits(bench)
     known = [run for run in runs if run.decoder in names and (run.task, run.question) in asked]
     bench.runs = [run for run in known if run.repeat < bench.plan.repeat]
     bench.timelines = {name: rounds for name, rounds in earlier["timelines"].items() if name in names}

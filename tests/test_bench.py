@@ -261,7 +261,9 @@ ABOUT = {"settings": {"target": "t", "draft": "d", "max_tokens": 24, "temperatur
 
 
 def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=None, everybody=None, **args):
-    args = argparse.Namespace(**{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False} | args)
+    args = argparse.Namespace(
+        **{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False, "simulate": False} | args
+    )
     plan = plan or bench.Plan(QUESTIONS, max_tokens=24)
     about = {key: dict(value) for key, value in ABOUT.items()}
     engine = engine or Engine()
@@ -531,6 +533,26 @@ def test_ablations_are_reported_against_their_decoder(tmp_path, capsys):
     assert entry["over_base"] == metrics.speedup(varied, base)
     assert "Ablations" in capsys.readouterr().out
     assert "fixed draft budget" in (tmp_path / "out.html").read_text()
+
+
+# ---------------------------------------------------------------- simulation
+
+
+def test_the_simulation_is_reported_with_its_error(tmp_path, capsys):
+    engine = slow_engine("perfect")
+    engine.target.measure = lambda widths, context: {1: 5e-3}
+    engine.drafter.measure = lambda sizes, threads: {1: 1e-3}
+    _, results = measure(tmp_path, engine, names=bench.DECODERS, simulate=True)
+    found = results["simulation"]
+    assert found["requests"] == 2  # tasks
+    firsts = [r for r in results["runs"] if r["decoder"] == "duotree" and r["turn"] == 0 and r["question"] in "12"]
+    speed = sum(len(r["tokens"]) for r in firsts) / sum(r["total_s"] for r in firsts)
+    assert found["measured"]["duotree"] == pytest.approx(speed)
+    assert found["error"]["duotree"] == pytest.approx(found["predicted"]["duotree"] / speed - 1)
+    assert {"7B bf16 on H100, 64 CPU cores"} <= {row["name"] for row in found["elsewhere"]}
+    out = capsys.readouterr().out
+    assert "Simulation of this machine" in out
+    assert "Simulation of other hardware" in out
 
 
 # ---------------------------------------------------------------- goals

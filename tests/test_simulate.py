@@ -203,3 +203,19 @@ def test_sampling_reaches_the_recorded_draft():
     simulate.record(drafter, [5, 6], [7, 8, 9], 0.1, Sampling(0.7, seed=4))
     assert set(seen) == {Sampling(0.7, seed=4)}
     assert path_of([5, 6], simulate.Node(9, None, 1)) == [5, 6]
+
+
+def test_a_recording_knows_how_long_its_forwards_took():
+    one = replace(recording(), forward=2 * T, target_prefill=3.0)
+    assert play("autoregressive", one)[-1].ended == pytest.approx(3 + 39 * 2 * T)
+
+
+def test_forecast_of_an_engine():
+    class Lanes:
+        drafter, target, costs = FakeDrafter("perfect"), FakeTarget(eos=()), COSTS
+
+    Lanes.target.measure = lambda widths, context: {1: T}
+    Lanes.drafter.measure = lambda sizes, threads: {1: D}
+    found = simulate.forecast(Lanes, [[5, 9, 12, 3], [8, 8, 2]], max_tokens=20)
+    assert found.keys() == DECODERS.keys()
+    assert all(speed > 0 for speed in found.values())

@@ -10,8 +10,9 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -21,9 +22,9 @@ from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import goals, machine, report, tasks
+from duochat.lab import goals, machine, report, simulate, tasks
 from duochat.lab.ablations import variants
-from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped
+from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped, forget
 from duochat.lab.metrics import REFERENCE, Run
 from duochat.models import cache_dir
 
@@ -89,6 +90,12 @@ class Bench:
         """Token ids of a conversation's beginning."""
         return self._context([], question.turns[0])
 
+    def record(self, engine: Any, context: Sequence[int], plain: Run) -> simulate.Recording:
+        """What the draft proposes along plain decoding's answer."""
+        forget(engine.target, engine.drafter, context)
+        others = {"max_tokens": self.plan.max_tokens, "forward": plain.tpot_s}
+        return simulate.record(engine.drafter, context, plain.tokens, plain.first_s, self.plan.sampling, **others)
+
     def _context(self, messages: list[dict[str, str]], turn: str) -> list[int]:
         messages = [*messages, {"role": "user", "content": turn}]
         return fit(self.tokenizer, messages, self.context_length, self.plan.max_tokens).ids
@@ -149,6 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
     parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
     parser.add_argument("--ablate", action="store_true", help="also our decoders with one thing taken away each")
+    parser.add_argument("--simulate", action="store_true", help="also predict what other hardware would give")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, default=128, help="of each answer (128)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
@@ -229,6 +237,8 @@ def measure(
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
     found = results() | {"complete": not stopped}
+    if args.simulate and not stopped:
+        found["simulation"] = check_simulation(bench, engine)
     if not stopped and engine.target.device.type == "cuda":
         found["goals"] = check_goals(bench, engine, found)
     save(args.json, found)
@@ -243,6 +253,33 @@ def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict
     ours = [contestant for contestant in bench.contestants if contestant.kind == "decoder"]
     context = bench.first_context(bench.plan.questions[0])
     return [goal.to_dict() for goal in goals.table(results, goals.probe(engine.target, ours, context))]
+
+
+def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
+    """The simulation fed with what was measured, its error against that, and what it promises elsewhere.
+
+    One request of each task is replayed: the first turn of its first question.
+    """
+    ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
+    first = {question.task: question for question in reversed(bench.plan.questions)}
+    runs = {(run.task, run.question, run.decoder): run for run in bench.runs if (run.turn, run.repeat) == (0, 0)}
+    asked = [(bench.first_context(q), [runs[q.task, q.id, name] for name in ours]) for q in first.values()]
+    recordings = [bench.record(engine, context, answers[ours.index(REFERENCE)]) for context, answers in asked]
+    measured = {
+        name: sum(len(answers[i].tokens) for _, answers in asked) / sum(answers[i].total_s for _, answers in asked)
+        for i, name in enumerate(ours)
+    }
+    gap = median(answers[ours.index(REFERENCE)].gap_s for _, answers in asked)
+    friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
+    predicted = simulate.predict(engine.costs, recordings, ours, friction)
+    return {
+        "requests": len(recordings),
+        "friction": asdict(friction),
+        "measured": measured,
+        "predicted": predicted,
+        "error": simulate.errors(predicted, measured),
+        "elsewhere": simulate.elsewhere(engine.costs, recordings, ours),
+    }
 
 
 def traits(bench: Bench) -> dict[str, dict[str, Any]]:

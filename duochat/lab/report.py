@@ -22,6 +22,7 @@ SECTIONS = {
     "equal": "whether they were, for all our decoders",
     "decoders": "by name: kind, figures over `all` and by `tasks`, differing requests; ablations: `decoder` that they "
     "vary, fixed `budget`, speed over that decoder's own (`over_base`, with its interval)",
+    "simulation": "tokens/s predicted and measured over a few requests, and predicted for other hardware",
     "goals": "on CUDA: what, sign, goal, measured, reached",
     "timelines": "some rounds of each decoder's first answer: [start, end] of both lanes, seconds since the request",
     "runs": "one record a request, from which all figures follow (fields: duochat/lab/metrics.py, Run)",
@@ -165,7 +166,8 @@ def head(results: Mapping[str, Any]) -> list[str]:
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """All tables that have rows."""
-    found = [speedups(results), figures(results), time_split(results), ablations(results), goals(results)]
+    makers = (speedups, figures, time_split, ablations, simulation, elsewhere, goals)
+    found = [maker(results) for maker in makers]
     return [table for table in found if table[2]]
 
 
@@ -234,6 +236,28 @@ def ablations(results: Mapping[str, Any]) -> Table:
         "GPU idle",
     ]
     return "Ablations", headers, rows
+
+
+def simulation(results: Mapping[str, Any]) -> Table:
+    """What the schedule model says of this machine, against what was measured."""
+    found = results.get("simulation", {"measured": {}})
+    rows = [
+        [name, f"{measured:.1f}", f"{found['predicted'][name]:.1f}", f"{100 * found['error'][name]:+.1f} %"]
+        for name, measured in found["measured"].items()
+    ]
+    return "Simulation of this machine, tokens/s", ["decoder", "measured", "predicted", "error"], rows
+
+
+def elsewhere(results: Mapping[str, Any]) -> Table:
+    """What the schedule model promises for other hardware: plain tokens/s, and speedups over it."""
+    rows, others = [], []
+    for scenario in results.get("simulation", {}).get("elsewhere", ()):
+        speeds = scenario["tokens_per_s"]
+        others = [name for name in speeds if name != REFERENCE]
+        gains = [f"{speeds[name] / speeds[REFERENCE]:.2f}" for name in others]
+        rows.append([scenario["name"], f"{speeds[REFERENCE]:.1f}", *gains])
+    title = "Simulation of other hardware: plain decoding's tokens/s, and speedups over it"
+    return title, ["target, card and CPU", REFERENCE, *others], rows
 
 
 def of_kind(results: Mapping[str, Any], *kinds: str) -> dict[str, Any]:

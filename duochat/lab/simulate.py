@@ -22,6 +22,8 @@ from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Acceptance, Node, Tree
+from duochat.lab.contestants import Decoder
+from duochat.lab.metrics import REFERENCE
 
 NOWHERE = -1  # the target's token beside the recorded way: no draft has it
 CHUNK = 16  # tokens of an answer that the draft is shown at a time
@@ -37,6 +39,7 @@ class Recording:
     target_prefill: float  # seconds until the target has read the prompt and given the first token
     draft_prefill: float  # seconds until the draft has read the prompt
     max_tokens: int = 128
+    forward: float = 0.0  # seconds of a plain forward at this length of context; 0: as the curve says
 
     def proposal(self, index: int) -> Candidates | None:
         """What the draft proposes for the answer's token number `index`, when that is known."""
@@ -59,9 +62,12 @@ def record(
     answer: Sequence[int],
     target_prefill: float,
     sampling: Sampling | None = None,
-    max_tokens: int = 128,
+    **others: Any,
 ) -> Recording:
-    """Ask the draft, whose cache should not hold the prompt, what it proposes all along an answer."""
+    """Ask the draft, whose cache should not hold the prompt, what it proposes all along an answer.
+
+    others: `max_tokens` and `forward` of the Recording.
+    """
     root = Node(prompt[-1], None, len(prompt) - 1)
     way = [root]
     for token in answer[:-1]:
@@ -72,7 +78,7 @@ def record(
     seconds = perf_counter() - began
     for start in range(1, len(way), CHUNK):
         found = [*found, *drafter.expand(prompt, way[start : start + CHUNK], sampling, never)[0]]
-    return Recording(tuple(prompt), tuple(answer), tuple(found), target_prefill, seconds, max_tokens)
+    return Recording(tuple(prompt), tuple(answer), tuple(found), target_prefill, seconds, **others)
 
 
 def predict(
@@ -140,8 +146,10 @@ class Simulation:
         return rounds
 
     def _forward_seconds(self, index: int, nodes: int) -> float:
-        seconds = self.costs.target.measured(nodes + 1)
-        return seconds if index else seconds + max(0.0, self.recording.target_prefill - self.costs.target.measured(1))
+        curve, plain = self.costs.target.measured, self.recording.forward
+        if index == 0:
+            return self.recording.target_prefill + curve(nodes + 1) - curve(1)
+        return curve(nodes + 1) * (plain / curve(1) if plain else 1.0)
 
     def _wait_while(self, question: Callable[[Tree], bool]) -> float:
         """Let the draft work while the schedule says so; returns the seconds that took."""
@@ -303,6 +311,24 @@ def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float = 
     return Friction(max(1.0, busy / quiet), max(1.0, slower), between_forwards)
 
 
+def rehearse(engine: Any, contexts: Sequence[Sequence[int]], max_tokens: int = 64) -> list[Recording]:
+    """Recordings of plain decoding's greedy answers, made now."""
+    plain, found = Decoder(REFERENCE, engine), []
+    for context in contexts:
+        timed = plain.answer(context, Sampling(), max_tokens, never)
+        tokens = timed.figures["tokens"]
+        forward = (timed.total_s - timed.first_s) / (len(tokens) - 1) if len(tokens) > 1 else 0.0
+        others = {"max_tokens": max_tokens, "forward": forward}
+        found.append(record(engine.drafter, context, tokens, timed.first_s, **others))
+    return found
+
+
+def forecast(engine: Any, contexts: Sequence[Sequence[int]], max_tokens: int = 64) -> dict[str, float]:
+    """Tokens per second to expect of each decoder here, from the engine's costs and a rehearsal; takes seconds."""
+    recordings = rehearse(engine, contexts, max_tokens)
+    return predict(engine.costs, recordings, friction=friction(engine.target, engine.drafter, engine.costs))
+
+
 # ---------------------------------------------------------------- other hardware
 
 BANDWIDTH_USE, COMPUTE_USE = 0.7, 0.3  # of the data sheet: what a captured forward reaches (7B on an H100)
@@ -357,9 +383,9 @@ class Scenario:
             recording.prompt,
             recording.answer,
             recording.candidates,
-            self.forward(len(recording.prompt)),
-            recording.draft_prefill * factor,
-            recording.max_tokens,
+            target_prefill=self.forward(len(recording.prompt)),
+            draft_prefill=recording.draft_prefill * factor,
+            max_tokens=recording.max_tokens,
         )
 
 

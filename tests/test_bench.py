@@ -17,7 +17,7 @@ from duochat.engine.lanes import Answer, Cancelled, Candidates
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Tree
-from duochat.lab import ablations, bench, contestants, figures, goals, metrics, report, tasks
+from duochat.lab import ablations, bench, contest, contestants, figures, goals, metrics, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -264,7 +264,7 @@ def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=Non
     args = argparse.Namespace(
         **{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False, "simulate": False} | args
     )
-    plan = plan or bench.Plan(QUESTIONS, max_tokens=24)
+    plan = plan or contest.Plan(QUESTIONS, max_tokens=24)
     about = {key: dict(value) for key, value in ABOUT.items()}
     engine = engine or Engine()
     ours = everybody or [contestants.Decoder(name, engine) for name in names]
@@ -353,8 +353,8 @@ def test_order_turns_and_contexts_are_the_same_for_all():
                 0.1, 0.2, {"tokens": [7, 8] if self.name == "autoregressive" else [9], "finish": "stop"}
             )
 
-    b = bench.Bench([Contestant(n) for n in ("autoregressive", "b", "c")], Tokenizer(), 1000,
-                    bench.Plan(QUESTIONS, Sampling(seed=5), repeat=2))  # fmt: skip
+    b = contest.Bench([Contestant(n) for n in ("autoregressive", "b", "c")], Tokenizer(), 1000,
+                    contest.Plan(QUESTIONS, Sampling(seed=5), repeat=2))  # fmt: skip
     for _ in b.run():
         pass
     asked = asked[3:]  # warm-up
@@ -389,15 +389,15 @@ def test_an_interrupted_benchmark_keeps_what_is_done_and_goes_on(tmp_path):
     def both():
         return [contestants.Decoder(name, Engine()) for name in ("autoregressive", "duotree")]
 
-    plan = bench.Plan(QUESTIONS, max_tokens=24)
-    b = bench.Bench(both(), Tokenizer(), 1000, plan)
+    plan = contest.Plan(QUESTIONS, max_tokens=24)
+    b = contest.Bench(both(), Tokenizer(), 1000, plan)
     assert [len(b.runs) for _ in b.run(lambda: len(b.runs) >= 5)] == [4]
     assert len(b.runs) == 5
     about = {**ABOUT, "settings": {"max_tokens": 24}}
     path = tmp_path / "out.json"
     bench.save(path, report.build(b.runs, bench.traits(b), about, b.timelines))
 
-    again = bench.Bench(both(), Tokenizer(), 1000, plan)
+    again = contest.Bench(both(), Tokenizer(), 1000, plan)
     bench.resume(again, path, {"max_tokens": 24})
     assert again.runs == b.runs
     for _ in again.run():

@@ -14,7 +14,7 @@ from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.lanes import Candidates
 from duochat.engine.rounds import total
 from duochat.engine.sampling import Sampling
-from duochat.lab import simulate
+from duochat.lab import hardware, simulate
 from duochat.lab.simulate import Friction, Recording
 
 T, D = 8.0, 1.0
@@ -182,9 +182,9 @@ def test_a_faster_card_and_more_cores_promise_more():
     one = recording(count=60, right=lambda i: i % 4 != 0)
     costs = Costs.of({1: 60e-3}, {1: 5e-3, 8: 20e-3})
     found = {
-        row["name"]: row["tokens_per_s"] for row in simulate.elsewhere(costs, [one], ["autoregressive", "duotree"])
+        row["name"]: row["tokens_per_s"] for row in hardware.elsewhere(costs, [one], ["autoregressive", "duotree"])
     }
-    assert len(found) == len(simulate.SCENARIOS)
+    assert len(found) == len(hardware.SCENARIOS)
     h100 = found["7B bf16 on H100, 8 CPU cores"]
     assert h100["autoregressive"] == pytest.approx(1 / (13.5e9 / (0.7 * 3.35e12)), rel=0.1)
     assert h100["autoregressive"] > found["7B bf16 on RTX 4090, 8 CPU cores"]["autoregressive"]

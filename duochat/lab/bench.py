@@ -1,150 +1,30 @@
-"""The benchmark: tasks x decoders in one process -> table, JSON and HTML.
-
-Every decoder answers the same contexts one after the other, in an order that turns with each prompt; the caches of
-both lanes are emptied before each. A second turn continues plain decoding's answer, so contexts are the same for all.
-"""
+"""The benchmark: tasks x decoders in one process -> tables, JSON and HTML. How it measures: `contest`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
-from duochat.app.chat import fit
+from duochat.engine.budget import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
-from duochat.engine.lanes import Cancelled, never
-from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import goals, machine, report, simulate, tasks
+from duochat.lab import goals, hardware, machine, report, simulate, tasks
 from duochat.lab.ablations import variants
-from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped, forget
+from duochat.lab.contest import Bench, Plan
+from duochat.lab.contestants import PEERS, Contestant, Decoder
 from duochat.lab.metrics import REFERENCE, Run
 from duochat.models import cache_dir
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds
-
-
-# ---------------------------------------------------------------- what is asked
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a benchmark measures, apart from who takes part."""
-
-    questions: Sequence[tasks.Question]
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 128
-    repeat: int = 1
-
-    def requests(self) -> Iterator[tuple[int, int, tasks.Question]]:
-        """(place in the order, repeat, question); a whole set before it is repeated."""
-        for repeat in range(self.repeat):
-            for place, question in enumerate(self.questions):
-                yield repeat * len(self.questions) + place, repeat, question
-
-    @property
-    def size(self) -> int:
-        """Requests to each contestant."""
-        return self.repeat * sum(len(question.turns) for question in self.questions)
-
-
-class Bench:
-    """Asks every contestant everything and keeps the runs; `runs` and `timelines` may come from an earlier start."""
-
-    def __init__(self, contestants: Sequence[Contestant], tokenizer: Any, context_length: int, plan: Plan) -> None:
-        self.contestants, self.tokenizer, self.context_length, self.plan = contestants, tokenizer, context_length, plan
-        self.runs: list[Run] = []
-        self.timelines: dict[str, list[dict[str, Any]]] = {}
-
-    def run(self, stopped: Stopped = never, progress: Callable[[int, int], None] | None = None) -> Iterator[None]:
-        """Measure what is not measured yet; yields after each question. Ends early, without a fault, when stopped."""
-        done = {run.key: run for run in self.runs}
-        try:
-            if len(done) < self.plan.size * len(self.contestants):
-                self.warm_up(stopped)
-            for place, repeat, question in self.plan.requests():
-                self._ask(place, repeat, question, done, stopped)
-                if progress:
-                    progress(len(done), self.plan.size * len(self.contestants))
-                yield
-        except Cancelled:
-            return
-
-    def warm_up(self, stopped: Stopped) -> None:
-        """One short answer of everybody, and on a GPU the longest too, so that nothing is compiled while we measure."""
-        contexts = sorted((self.first_context(question) for question in self.plan.questions), key=len)
-        chosen = [(contexts[0], 16)] + ([(contexts[-1], self.plan.max_tokens)] if machine.gpus() else [])
-        for context, max_tokens in chosen:
-            for contestant in self.contestants:
-                contestant.answer(context, self.plan.sampling, min(max_tokens, self.plan.max_tokens), stopped)
-
-    def first_context(self, question: tasks.Question) -> list[int]:
-        """Token ids of a conversation's beginning."""
-        return self._context([], question.turns[0])
-
-    def record(self, engine: Any, context: Sequence[int], plain: Run) -> simulate.Recording:
-        """What the draft proposes along plain decoding's answer."""
-        forget(engine.target, engine.drafter, context)
-        others = {"max_tokens": self.plan.max_tokens, "forward": plain.tpot_s}
-        return simulate.record(engine.drafter, context, plain.tokens, plain.first_s, self.plan.sampling, **others)
-
-    def _context(self, messages: list[dict[str, str]], turn: str) -> list[int]:
-        messages = [*messages, {"role": "user", "content": turn}]
-        return fit(self.tokenizer, messages, self.context_length, self.plan.max_tokens).ids
-
-    def _ask(
-        self, place: int, repeat: int, question: tasks.Question, done: dict[tuple[Any, ...], Run], stopped: Stopped
-    ) -> None:
-        """All turns of a conversation, each to everybody."""
-        messages: list[dict[str, str]] = []
-        for turn, text in enumerate(question.turns):
-            context = self._context(messages, text)
-            for contestant in rotated(self.contestants, place + turn):
-                key = (question.task, question.id, turn, repeat, contestant.name)
-                if key not in done:
-                    done[key] = self._measure(contestant, context, key, stopped)
-                    self.runs.append(done[key])
-            answer = done[(*key[:4], REFERENCE)]
-            messages += [{"role": "user", "content": text}]
-            messages += [{"role": "assistant", "content": self.tokenizer.decode(answer.tokens).strip() or "…"}]
-
-    def _measure(self, contestant: Contestant, context: list[int], key: tuple[Any, ...], stopped: Stopped) -> Run:
-        sampling = replace(self.plan.sampling, seed=self.plan.sampling.seed + key[3])
-        machine.reset_peaks()
-        timed = contestant.answer(context, sampling, self.plan.max_tokens, stopped)
-        if contestant.name not in self.timelines and timed.rounds:
-            self.timelines[contestant.name] = timeline(timed.rounds)
-        times = {"first_s": timed.first_s, "total_s": timed.total_s}
-        return Run(*key, prompt_tokens=len(context), **times, **timed.figures, **machine.peaks())
-
-
-def rotated(contestants: Sequence[Contestant], by: int) -> list[Contestant]:
-    """The same order, begun elsewhere."""
-    start = by % len(contestants)
-    return [*contestants[start:], *contestants[:start]]
-
-
-def timeline(rounds: Sequence[Round], first: int = 1, count: int = 12) -> list[dict[str, Any]]:
-    """What both lanes did during a few rounds, for the picture; seconds since the request."""
-    return [
-        {
-            "started": r.started,
-            "ended": r.ended,
-            "rows": len(r.pending) + 1,
-            "tokens": len(r.tokens),
-            "accepted": len(r.accepted),
-            "batches": [[b.started, b.ended, b.size] for b in r.batches],
-        }
-        for r in rounds[first : first + count]
-    ]
 
 
 # ---------------------------------------------------------------- the command
@@ -207,9 +87,8 @@ def load_peers(
     """Loads transformers, and the target once more."""
     from duochat.lab.peers import Loader
 
-    turns = [[{"role": "user", "content": turn} for turn in question.turns] for question in plan.questions]
-    longest = max(len(talk.tokenizer.prompt(messages)) + plan.max_tokens * len(messages) for messages in turns)
-    load = Loader(settings, talk.engine, min(longest, talk.engine.context_length), bar)
+    longest = min(plan.longest(talk.tokenizer), talk.engine.context_length)
+    load = Loader(settings, talk.engine, longest, bar)
     return [load(name) for name in names]
 
 
@@ -233,6 +112,8 @@ def measure(
     def results() -> dict[str, Any]:
         return report.build(bench.runs, traits(bench), about, bench.timelines)
 
+    if engine.target.device.type == "cuda":
+        capture(engine.target, plan.longest(tokenizer))
     stopped = carry_out(bench, args.json, results)
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
@@ -246,6 +127,12 @@ def measure(
     print(report.text(found))
     terminal.report(f"Results: {args.json}. Report: {args.html}.")
     return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
+
+
+def capture(target: Any, longest: int) -> None:
+    """Have the target's CUDA graphs made for all widths and lengths, so that none is made while we measure."""
+    for context in range(128, min(longest + 128, target.context_length - max(GPU_WIDTHS)), 128):
+        target.measure(GPU_WIDTHS, context, 1)
 
 
 def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict[str, Any]]:
@@ -278,7 +165,7 @@ def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
         "measured": measured,
         "predicted": predicted,
         "error": simulate.errors(predicted, measured),
-        "elsewhere": simulate.elsewhere(engine.costs, recordings, ours),
+        "elsewhere": hardware.elsewhere(engine.costs, recordings, ours),
     }
 
 
@@ -291,6 +178,7 @@ def traits(bench: Bench) -> dict[str, dict[str, Any]]:
 def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -> bool:
     """Run with a progress bar, save now and then; returns whether Ctrl-C ended it."""
     bar, saved = terminal.Bar(), monotonic()
+    bar("Warming up", 0, 0)
     with terminal.stop_on_interrupt() as stopped:
         for _ in bench.run(stopped, lambda done, total: bar("Benchmark", done, total)):
             if monotonic() - saved > SAVE_EVERY:

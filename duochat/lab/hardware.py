@@ -58,7 +58,7 @@ class Scenario:
         draft = {size: seconds * factor for size, seconds in here.draft.seconds.items()}
         return Costs.of({width: self.forward(width) for width in (1, 2, 4, 8, 16, 32, 64)}, draft)
 
-    def moved(self, recording: simulate.Recording, here: Costs) -> Recording:
+    def moved(self, recording: simulate.Recording, here: Costs) -> simulate.Recording:
         """The same texts with this hardware's times for reading the prompt."""
         factor = thread_gain(here.threads) / thread_gain(self.cores)
         return replace(

@@ -213,8 +213,8 @@ def test_the_words_hold_the_arithmetic():
 
 
 def test_the_table_has_the_same_data_as_the_plots():
-    figure = hardware.figure(COSTS)
-    plotted = [(x, round(y, 3)) for trace in figure.data for x, y in zip(trace.x, trace.y, strict=True)]
+    traces = [trace for figure in hardware.figures(COSTS) for trace in figure.data]
+    plotted = [(x, round(y, 3)) for trace in traces for x, y in zip(trace.x, trace.y, strict=True)]
     assert [(int(size.split()[0]), ms) for _, size, ms, _ in hardware.rows(COSTS)] == plotted
     assert len(plotted) == 8
 

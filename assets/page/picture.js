@@ -259,7 +259,7 @@
           wheel: () => this.touched(), touchmove: () => this.touched(), pointerdown: () => this.touched(),
         },
       }, this.text);
-      new ResizeObserver(() => this.toEnd()).observe(this.text);
+      new ResizeObserver(() => this.toEnd()).observe(this.text); // after the layout that is due anyway: forces none
       this.reset();
     }
 
@@ -281,7 +281,6 @@
       this.drawnRounds = model.rounds.length;
       this.retail();
       this.drawGhosts(model.waiting());
-      if (fresh.length) this.toEnd();
     }
 
     /** The viewer's hand is on the ribbon: where it ends up says whether the ribbon follows the answer. */
@@ -483,6 +482,7 @@
       this.node = el("figure", { class: "dp-lanes" },
         el("figcaption", {}, el("b", { text: "Two lanes, one clock" }), lanesKey(), this.live),
         this.canvas, this.overview, this.table);
+      new ResizeObserver(([entry]) => { this.width = entry.contentRect.width; this.refresh(); }).observe(this.canvas);
       this.follow();
     }
 
@@ -507,24 +507,20 @@
       return Math.min(Math.max(0.02, Math.min((14 * length) / last.length, this.picture.model.end)), 60);
     }
 
-    measure() {
+    /** Give both canvases the pixels of their size. */
+    fit() {
       const ratio = devicePixelRatio || 1;
       for (const [canvas, height] of [[this.canvas, ROWS.height], [this.overview, 30]]) {
-        const width = canvas.clientWidth;
-        if (canvas.width !== Math.round(width * ratio) || canvas.height !== height * ratio) {
-          canvas.width = Math.round(width * ratio);
-          canvas.height = height * ratio;
-        }
+        const width = Math.round(this.width * ratio);
+        if (canvas.width !== width || canvas.height !== height * ratio) [canvas.width, canvas.height] = [width, height * ratio];
       }
-      return this.canvas.clientWidth;
     }
 
-    /** Draw the window; true while it still moves. Thirty frames a second are enough for what slides by. */
+    /** Draw the window; true while it still moves. */
     draw(now) {
-      if (now - (this.drawnAt || 0) < 30) return true;
-      const width = this.measure();
+      const { width } = this;
       if (!width) return false;
-      this.drawnAt = now;
+      this.fit();
       const { model } = this.picture;
       const settled = this.advance(model);
       this.view = { width, start: this.right - this.span, scale: (width - ROWS.gutter - 6) / this.span };
@@ -707,7 +703,7 @@
 
     /** The whole answer in a strip: share of each column in which a lane ran, and the window. */
     drawOverview(model) {
-      const width = this.overview.clientWidth;
+      const { width } = this;
       const pen = this.pen(this.overview);
       const { ink } = this.picture;
       pen.clearRect(0, 0, width, 30);
@@ -1154,13 +1150,12 @@
       };
       this.root.append(...parts.map((part) => made[part]()), this.polite);
       this.watch();
-      this.wake();
     }
 
     /** Themes, sizes and forced colours change the ink. */
     watch() {
       const restyle = () => { this.ink = null; this.wake(); };
-      new ResizeObserver(() => this.wake()).observe(this.root);
+      new ResizeObserver(([entry]) => { this.width = entry.contentRect.width; this.wake(); }).observe(this.root);
       for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) matchMedia(query).addEventListener("change", restyle);
       new MutationObserver(restyle).observe(document.body, { attributes: true, attributeFilter: ["class"] });
     }
@@ -1181,18 +1176,18 @@
       this.wake();
     }
 
-    /** Draw at the next animation frame; on a slow machine less often, so that drawing takes a quarter of the time. */
+    /** Draw at an animation frame, thirty times a second at most; less often where drawing would take a quarter of the time. */
     wake() {
       if (this.asked) return;
       this.asked = true;
-      const rest = Math.min(150, 4 * this.cost) - (performance.now() - this.drawn);
+      const rest = Math.min(150, Math.max(30, 4 * this.cost)) - (performance.now() - this.drawn);
       const draw = () => requestAnimationFrame((now) => { this.asked = false; this.draw(now); });
       if (rest > 16) setTimeout(draw, rest); else draw();
     }
 
     /** Ribbon and lanes each time; figures and tree less often: nobody reads twenty trees a second. */
     draw(now) {
-      if (!this.root.clientWidth) return; // out of sight: drawn when its size changes
+      if (!this.width) return; // out of sight: drawn when its size changes
       const began = performance.now();
       this.ink = this.ink || readInk(this.root);
       this.ribbon?.draw();

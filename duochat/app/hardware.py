@@ -135,7 +135,8 @@ def _figure(series: Series, mark: int | None, title: str, axis: str, solid: bool
         x=sizes, y=[1000 * seconds for _, seconds in series], mode="lines+markers+text",
         line={"color": "#00916c" if solid else "#b0689a", "width": 3, "dash": "solid" if solid else "dot"},
         marker={
-            "size": [15 if size == mark else 8 for size in sizes], "symbol": "circle" if solid else "square", "opacity": 1,
+            "size": [15 if size == mark else 8 for size in sizes], "opacity": 1,
+            "symbol": "circle" if solid else "square",
         },
         text=["chosen" if size == mark else "" for size in sizes], textposition="top center",
         hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",

@@ -1044,7 +1044,7 @@
     const [x1, y1] = corner(n.parentNode);
     const [a, b, c] = [x1 + CELL.box, y1 + CELL.tall / 2, y2 + CELL.tall / 2];
     const bend = (x2 - a) / 2;
-    return el("svg:path", { class: `dp-edge dp-edge-${n.target ? "target" : n.state}`, d: `M${a},${b} C${a + bend},${b} ${x2 - bend},${c} ${x2},${c}` });
+    return el("svg:path", { class: `dp-edge dp-edge-${n.state}`, d: `M${a},${b} C${a + bend},${b} ${x2 - bend},${c} ${x2},${c}` });
   }
 
   function treeNode(n, round, tip) {

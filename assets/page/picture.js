@@ -172,11 +172,13 @@
     return speculation === "off" ? "speculation was not asked for" : speculation.replace(/^(warming|paused|off):\s*/, "");
   }
 
+  const BEFORE = { queued: "waiting for the engine", loading: "loading the models", prefill: "reading the prompt", decode: "reading the prompt", done: "no answer" };
+
   /** [state, text] of the badge. */
   function badge(model) {
     const { speculation = "", phase, decoder, error, finish } = model.state;
     if (error) return ["error", `stopped: ${error}`];
-    if (!model.rounds.length) return ["idle", phase === "loading" ? "loading the models" : phase ? "reading the prompt" : "waiting for a message"];
+    if (!model.rounds.length) return ["idle", BEFORE[phase] || "waiting for a message"];
     const who = decoder ? `${decoder}: ` : "";
     if (speculation.startsWith("warming")) return ["warming", `speculation starting: ${reason(speculation)}`];
     if (speculation.startsWith("paused")) return ["off", `speculation off: ${reason(speculation)}`];
@@ -498,13 +500,13 @@
       this.live.setAttribute("aria-pressed", "false");
     }
 
-    /** Seconds in view: about 14 rounds until the viewer zooms. */
+    /** Seconds in view until the viewer zooms: as many rounds as have room for their numbers. */
     autoSpan() {
       const { rounds } = this.picture.model;
       const last = rounds.slice(-24);
       if (!last.length) return 1;
       const length = last[last.length - 1].at[1] - last[0].at[0];
-      return Math.min(Math.max(0.02, Math.min((14 * length) / last.length, this.picture.model.end)), 60);
+      return Math.min(Math.max(0.02, Math.min(((this.width / 75) * length) / last.length, this.picture.model.end)), 60);
     }
 
     /** Give both canvases the pixels of their size. */
@@ -1216,9 +1218,10 @@
       const [state, text] = badge(this.model);
       this.badge.dataset.state = state;
       if (this.badge.textContent !== text) this.badge.textContent = text;
-      const { phase, progress, notice, finish } = this.model.state;
-      const reading = phase === "prefill" && progress ? `reading the prompt ${progress[0]} of ${progress[1]}` : "";
-      const words = [notice, finish ? `finished: ${finish}` : reading].filter(Boolean).join(" · ");
+      const { phase, progress, notice, doing, finish } = this.model.state;
+      const [done, all] = progress || [];
+      const now = { queued: all ? `${plural(done, "request")} before this one` : "", loading: doing, prefill: all ? `${done} of ${all} tokens` : "" }[phase];
+      const words = [notice, finish ? `finished: ${finish}` : now].filter(Boolean).join(" · ");
       if (this.phase.textContent !== words) this.phase.textContent = words;
     }
 

@@ -1,6 +1,7 @@
 """The picture and the Race and Learn tabs in a real browser, on a page without a server."""
 
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -277,6 +278,7 @@ SMOOTH = """async ([frames, rate]) => {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1), reason="the machine is busy: frames come late")
 def test_four_thousand_tokens_at_sixty_a_second_stay_smooth(open_page):
     live, timed, tokens = Live("duotree", 20.0), [], 0
     for step in Simulation(PROSE * 40).steps():

@@ -125,8 +125,15 @@ def test_a_whole_race_through_what_the_page_calls():
     result = finished(races._jobs, answer["ticket"])["result"]
     assert [r["decoder"] for r in result["runs"]] == ["duotree", "speculative"]
     assert result["options"]["temperature"] == 0.7
-    assert "<html" in races.page(answer)["html"]
-    assert "<html" in races.page({"record": result})["html"]
+    assert "<html" in races.saved(answer)["html"]
+    assert "<html" in races.saved({"record": result})["html"]
+
+
+@pytest.mark.parametrize(("asked", "given"), [("96", 96), (10**9, race.MOST_TOKENS), (-3, 1), (None, 128)])
+def test_the_length_of_a_race_is_held(asked, given):
+    races = race.Races(SimulatedEngine(PROSE[:60]))
+    ticket = races.start({"prompt": "x", "max_tokens": asked})["ticket"]
+    assert finished(races._jobs, ticket)["result"]["options"]["max_tokens"] == given
 
 
 @pytest.mark.parametrize(
@@ -144,7 +151,7 @@ def test_an_unknown_ticket_and_a_foreign_record_are_refused():
     with pytest.raises(DuoChatError, match="no longer knows"):
         races.follow({"ticket": "7"})
     with pytest.raises(DuoChatError, match="not finished"):
-        races.page({"record": {"format": "other"}})
+        races.saved({"record": {"format": "other"}})
 
 
 def test_an_answer_without_tokens_is_no_recording():

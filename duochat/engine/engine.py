@@ -112,6 +112,7 @@ class Engine:
             "draft_threads": self.costs.threads,
             "cores": available_cores(),
             "draft_fault": self.fault,
+            "costs": self.costs.to_dict(),
         }
 
 

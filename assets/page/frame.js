@@ -58,9 +58,9 @@
     const note = make("div.dc-toast", { role: "status" }, make("span", {}, words));
     const leave = () => note.remove();
     if (action) note.append(make("button", { type: "button", onclick: () => (action[1](), leave()) }, action[0]));
-    let shelf = document.querySelector(".dc-toasts");
-    if (!shelf) document.body.append((shelf = make("div.dc-toasts")));
-    shelf.append(note);
+    let stack = document.querySelector(".dc-toasts");
+    if (!stack) document.body.append((stack = make("div.dc-toasts")));
+    stack.append(note);
     setTimeout(leave, seconds * 1000);
   };
 
@@ -95,19 +95,29 @@
 
   /* ---- what the browser remembers ---- */
 
+  /** What is typed into a new chat belongs to this tab, all else to the browser. */
+  const shelf = (key) => (key === "draft." ? sessionStorage : localStorage);
   const remember = (key, value) => {
     try {
-      if (value) localStorage.setItem(`duochat.${key}`, value);
-      else localStorage.removeItem(`duochat.${key}`);
+      if (value) shelf(key).setItem(`duochat.${key}`, value);
+      else shelf(key).removeItem(`duochat.${key}`);
     } catch { /* private window: nothing is remembered */ }
   };
   const recall = (key) => {
     try {
-      return localStorage.getItem(`duochat.${key}`) || "";
+      return shelf(key).getItem(`duochat.${key}`) || "";
     } catch {
       return "";
     }
   };
+
+  /** What the server does for a part: caller(server).name(action) is a promise of the answer. */
+  const caller = (server) =>
+    new Proxy({}, { get: (_, name) => async (action = {}) => {
+      const answer = await server.serve_part({ name, action });
+      if (answer === undefined || answer === null) throw new Error("The server does not answer: see whether DuoChat still runs.");
+      return answer;
+    } });
 
   /* ---- drawers ---- */
 
@@ -163,5 +173,5 @@
     if (e.key === "/") (e.preventDefault(), actions.focus?.());
   });
 
-  Object.assign(duochat, { make, icon, button, toast, say, copy, save, remember, recall, drawer, isOpen, toggle, help, actions });
+  Object.assign(duochat, { make, icon, button, toast, say, copy, save, remember, recall, drawer, isOpen, toggle, help, actions, caller });
 })();

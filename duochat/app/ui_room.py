@@ -10,12 +10,13 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app.chat import Options
+from duochat.app import hardware
+from duochat.app.chat import Options, Step
 from duochat.app.render import Live
 from duochat.app.store import Message, Store
 from duochat.app.ui_machine import Machine
@@ -23,19 +24,41 @@ from duochat.app.ui_markdown import Stream, render
 from duochat.app.ui_runs import Run, Runs
 
 INTERVAL = 1 / 15  # seconds between two updates of a page
+AHEAD = 4  # values sent to a page that has not said that it drew them
+SILENCE = 1.0  # seconds after which a page gets another value in any case
 TITLE = 48  # characters of the first message that name a conversation
 LONGEST_MESSAGE = 200_000  # characters
 
 render_once = lru_cache(maxsize=512)(render)
 
 
+@dataclass
+class Look:
+    """A tab's look at a conversation. A page that cannot keep up gets fewer and larger values, never a backlog."""
+
+    open: bool = True
+    sent: int = 0  # values given to the page
+    heard: int = 0  # of these, the last one that the page says it has drawn
+    sent_at: float = 0.0
+
+    def behind(self) -> bool:
+        """Should the next value wait? Never for longer than SILENCE: a page may have forgotten to say that it heard."""
+        return self.sent - self.heard >= AHEAD and time.monotonic() - self.sent_at < SILENCE
+
+    def number(self) -> int:
+        """Count one more value."""
+        self.sent += 1
+        self.sent_at = time.monotonic()
+        return self.sent
+
+
 class Room:
     """One for the whole app; every tab and user meets here."""
 
     def __init__(self, engine: Any, store: Store, defaults: Options) -> None:
-        self.store, self.defaults = store, defaults
-        self.runs = Runs(engine, self._keep)
+        self._engine, self.store, self.defaults = engine, store, defaults
         self.machine = Machine()
+        self.runs = Runs(engine, self._keep, self.machine.load)
 
     # -- what a user can ask for -------------------------------------------------------------------------------------
 
@@ -95,7 +118,12 @@ class Room:
         past = [{"role": m.role, "content": m.content} for m in self.store.thread(conversation)]
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
-        self.runs.start(Run(conversation, answer.id, messages, options, before))
+        self.runs.start(Run(conversation, answer.id, messages, options, before, self._plain_rate()))
+
+    def _plain_rate(self) -> float | None:
+        """Tokens/s of plain decoding as the calibration measured it."""
+        forward = hardware.known(self._engine).get("plain")
+        return 1 / forward if forward else None
 
     def _message(self, conversation: str, action: dict[str, Any]) -> Message:
         found = [m for m in self.store.thread(conversation) if m.id == action.get("message")]
@@ -175,8 +203,8 @@ class Room:
         self.store.settle(conversation, message.parent)
         return {**self.thread(conversation), "text": message.content}
 
-    def _keep(self, run: Run) -> None:
-        self.store.update(run.message, run.before + run.text, meta_of(run), run.steps)
+    def _keep(self, run: Run, steps: list[Step] | None) -> None:
+        self.store.update(run.message, run.before + run.text, meta_of(run), steps)
 
     # -- what a page sees --------------------------------------------------------------------------------------------
 
@@ -189,30 +217,25 @@ class Room:
         messages = [draw(m, running) for m in self.store.thread(conversation)]
         return {"conversation": conversation, "title": found.title, "messages": messages}
 
-    async def watch(self, conversation: str, still: Any) -> AsyncIterator[dict[str, Any]]:
-        """Values for the page: first the whole thread, then what is new while it is answered, last the whole again.
-
-        still: called without arguments; False ends the watching (the tab looks elsewhere).
-        """
+    async def watch(self, conversation: str, look: Look) -> AsyncIterator[dict[str, Any]]:
+        """Values for the page: first the whole thread, then what is new while it is answered, last the whole again."""
         run = self.runs.of(conversation)
-        yield {"thread": self.thread(conversation), "status": self.status(run)}
+        yield {"thread": await asyncio.to_thread(self.thread, conversation), "status": self.status(run)}
         if run is None:
             return
-        stream, frames, busy = Stream(), 0, 0.0
-        while still() and not run.done.is_set():
+        stream, seen, busy = Stream(), 0, 0.0
+        while look.open and not run.done.is_set():
             await asyncio.sleep(max(INTERVAL, 8 * busy))
+            if look.behind():
+                continue
             begun = time.monotonic()
-            ready = len(run.frames)
-            yield {
-                "stream": grown(run, stream), "status": self.status(run), "message": run.message,
-                "frames": run.frames[frames:ready],
-            }  # fmt: skip
-            frames, busy = ready, time.monotonic() - begun
-        if still():
-            yield {
-                "thread": self.thread(conversation), "status": self.status(run), "message": run.message,
-                "frames": run.frames[frames:],
-            }  # fmt: skip
+            frames = run.frames_from(seen)
+            yield {"stream": grown(run, stream), "status": self.status(run), "message": run.message, "frames": frames}
+            seen, busy = frames[-1]["n"] if frames else seen, time.monotonic() - begun
+        if look.open:
+            thread = await asyncio.to_thread(self.thread, conversation)
+            frames = run.frames_from(seen)
+            yield {"thread": thread, "status": self.status(run), "message": run.message, "frames": frames}
 
     def status(self, run: Run | None) -> dict[str, Any]:
         """The line under the answer."""

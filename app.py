@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it at import, and would ask outside hosts
 
 from duochat import DuoChatError, terminal
+
+if TYPE_CHECKING:
+    from duochat.app.worker import Worker
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,11 +30,17 @@ def main(arguments: Sequence[str]) -> int:
 
     settings = config.load(args.config, target=args.target, draft=args.draft, host=args.host, port=args.port)
     auth = credentials(args.auth)
-    terminal.report("Starting …")
+
+    from duochat.app import ui_web
+    from duochat.app.worker import Worker
+
+    ui_web.check_address(settings.host, settings.port, auth)
+    worker = Worker(settings)  # loads the models while Gradio is imported
+    threading.Thread(target=show_loading, args=[worker], daemon=True).start()
 
     from duochat.app import ui
 
-    ui.launch(settings, settings.host, settings.port, auth, open_browser=args.open)
+    ui.launch(settings, settings.host, settings.port, auth, open_browser=args.open, worker=worker)
     return 0
 
 
@@ -41,6 +52,18 @@ def credentials(text: str | None) -> tuple[str, str] | None:
     if not user or not password:
         raise DuoChatError("--auth needs user:password, neither of them empty.")
     return user, password
+
+
+def show_loading(worker: Worker) -> None:
+    """The engine's progress on the terminal, until it is ready or has failed (the page tells the reason too)."""
+    bar = terminal.Bar()
+    try:
+        for step in worker.loading():
+            bar(step.notice, *step.progress)
+    except DuoChatError as fault:
+        terminal.report(str(fault))
+    finally:
+        bar.close()
 
 
 if __name__ == "__main__":

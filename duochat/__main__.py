@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -99,7 +97,7 @@ def chat(args: argparse.Namespace) -> int:
         if options.decoder != "autoregressive" and (fault := talk.engine.describe().get("draft_fault")):
             raise DuoChatError(fault)
         answer = Answer(stream=None if args.json else sys.stdout, trace=trace)
-        with _stop_on_interrupt() as stopped:
+        with terminal.stop_on_interrupt() as stopped:
             for step in talk.reply([{"role": "user", "content": args.prompt}], options, stopped):
                 answer.add(step)
     if args.json:
@@ -140,22 +138,6 @@ def _writable(path: str) -> Iterator[IO[str]]:
         raise DuoChatError(f"{path} cannot be written ({fault.strerror}): give another file.") from None
     with out:
         yield out
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within, the first Ctrl-C only makes the yielded function true; a second one interrupts as usual."""
-    stopped = threading.Event()
-
-    def stop(*_: Any) -> None:
-        stopped.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(slots=True)
@@ -272,18 +254,19 @@ def _models_arguments(parser: argparse.ArgumentParser) -> None:
 
 def models(args: argparse.Namespace) -> int:
     """List the presets: what each needs, whether that is here, what is in the cache already."""
-    from duochat.models import cache_dir, list_models
+    from duochat.models import cache_dir, list_models, weight
 
-    entries = list_models()
+    entries, cache = list_models(), cache_dir()
     if args.json:
-        print(json.dumps({"cache": str(cache_dir()), "presets": [entry.to_dict() for entry in entries]}))
+        presets = [entry.to_dict() for entry in entries]
+        print(json.dumps({"cache": str(cache), "cache_bytes": weight(cache), "presets": presets}))
         return 0
     print(f"{'PRESET':<18} {'TARGET GiB':>10} {'DRAFT GiB':>10}  {'CACHED':<8} FITS HERE")
     for entry in entries:
         s, here = entry.settings, {0: "no", 1: "in part", 2: "yes"}[entry.target_cached + entry.draft_cached]
         fits = f"no: {entry.unfit}" if entry.unfit else "yes"
         print(f"{entry.name:<18} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {fits}\n    {s.description}")
-    print(f"Cache: {cache_dir()}")
+    print(f"Cache: {cache} ({terminal.amount(weight(cache))})")
     return 0
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO
 
@@ -53,6 +56,22 @@ def report(sentence: str) -> None:
     print(" ".join(sentence.split()), file=sys.stderr, flush=True)
 
 
+@contextmanager
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """Within, the first Ctrl-C only makes the yielded function true; a second one interrupts as usual."""
+    stopped = threading.Event()
+
+    def stop(*_: Any) -> None:
+        stopped.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Bar:
     """A progress callback: a bar that is redrawn on a terminal, a line per step and quarter elsewhere.
 
@@ -93,7 +112,7 @@ def _line(label: str, done: int, total: int) -> str:
 
 
 def amount(size: int) -> str:
-    """A number of bytes for people; small counts as they are."""
+    """A number of bytes for people; small counts, which may be of other things, as they are."""
     if size < 1 << 20:
         return f"{size}"
     return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"

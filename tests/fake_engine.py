@@ -12,7 +12,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from duochat.app.chat import Options, Step
 from duochat.engine.rounds import Batch, Draft, Round

@@ -60,7 +60,8 @@ class TestStreamedText:
     def test_pieces_of_any_bytes_are_the_decoded_text_up_to_an_unfinished_character(self, ids):
         """Guards against a decoder of ours that sees other broken characters than the tokenizer's."""
         joined, whole = "".join(pieces(BYTES, ids)), BYTES.decode(ids)
-        assert joined == whole or joined + "\ufffd" == whole
+        assert whole.startswith(joined)
+        assert whole[len(joined) :] in ("", "\ufffd", "\ufffd\ufffd", "\ufffd\ufffd\ufffd")
 
     def test_special_tokens_are_skipped(self):
         assert pieces(BYTES, [*BYTES.encode("a"), 256, *BYTES.encode("b")]) == ["a", "", "b"]

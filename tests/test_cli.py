@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 
@@ -275,6 +276,28 @@ def test_app_refuses_bad_input(arguments, says):
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
+
+
+def test_app_refuses_a_port_in_use_and_an_open_door():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        taken_port, open_door = python("app.py", "--port", port), python("app.py", "--host", "0.0.0.0")
+    for done, says in ((taken_port, f"Port {port} on 127.0.0.1 cannot be used"), (open_door, "add --auth")):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1
+        assert says in done.stderr
+
+
+def test_app_shows_what_the_engine_loads(capsys):
+    import app
+
+    class Loading:
+        def loading(self):
+            yield Step(phase="loading", notice="Loading the target model", progress=(0, 0))
+            raise DuoChatError("The file is gone: fetch it again.")
+
+    app.show_loading(Loading())
+    assert capsys.readouterr().err == "Loading the target model …\nThe file is gone: fetch it again.\n"
 
 
 def test_the_bar_draws_on_a_terminal_and_writes_lines_elsewhere():

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from toy_models import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf, write_sentencepiece
 
 from duochat import DuoChatError
@@ -184,6 +184,7 @@ def test_template_and_stop_tokens_come_along(tmp_path):
 
 
 def model_folder(folder, **files):
+    """A folder with config.json and these files; an underscore in a name stands for the dot."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     for name, content in files.items():
@@ -192,8 +193,28 @@ def model_folder(folder, **files):
 
 
 def test_a_whole_folder_stays_itself(tmp_path):
-    folder = model_folder(tmp_path / "m", model_safetensors="", tokenizer_json="{}")
+    folder = model_folder(tmp_path / "m", tokenizer_json="{}")
+    save_file({"a": np.zeros(3), "b": np.ones(2)}, folder / "model.safetensors")
     assert target_folder(folder) == folder
+
+
+def test_weights_that_are_not_whole(tmp_path):
+    folder = model_folder(tmp_path / "m", tokenizer_json="{}")
+    path = folder / "model.safetensors"
+    save_file({"a": np.zeros(3), "b": np.ones(2)}, path)
+    whole = path.read_bytes()
+    for cut in (0, 4, 20, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DuoChatError, match=r"model.safetensors is cut short or damaged"):
+            require_target(folder)
+    path.write_bytes(whole)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
+    with pytest.raises(DuoChatError, match=r"lacks model-2.safetensors"):
+        require_target(folder)
+    index.write_text("{")
+    with pytest.raises(DuoChatError, match=r"index.json is damaged"):
+        require_target(folder)
 
 
 def test_a_folder_with_pieces_only_gets_a_tokenizer(tmp_path):
@@ -233,4 +254,4 @@ def test_folders_that_are_not_whole(tmp_path):
     with pytest.raises(DuoChatError, match="has no weights"):
         require_target(model_folder(tmp_path / "a", tokenizer_json="{}"))
     with pytest.raises(DuoChatError, match="has no tokenizer"):
-        target_folder(model_folder(tmp_path / "b", model_safetensors=""))
+        target_folder(model_folder(tmp_path / "b", model_bin=""))

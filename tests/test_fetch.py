@@ -86,7 +86,7 @@ def test_a_pinned_digest_is_checked(tmp_path, content):
     path.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     assert fetch(f"{path}#sha256={digest}") == path
-    with pytest.raises(DuoChatError, match="not the file with SHA-256"):
+    with pytest.raises(DuoChatError, match="has not the SHA-256"):
         fetch(f"{path}#sha256={'0' * 64}")
     with pytest.raises(DuoChatError, match="not 64 hexadecimal digits"):
         fetch(f"{path}#sha256=12")
@@ -121,7 +121,7 @@ def test_a_changed_file_under_a_pin_is_fetched_again(shelf, content):
 
 
 def test_another_digest_leaves_nothing(tmp_path, shelf):
-    with pytest.raises(DuoChatError, match="not the file with SHA-256 ffff"):
+    with pytest.raises(DuoChatError, match="has not the SHA-256 ffff"):
         fetch(f"{REF}#sha256={'f' * 64}")
     assert files(tmp_path) == []
 
@@ -354,6 +354,7 @@ def test_a_folder_from_the_hub(ask):
     assert new["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
     assert new["last"] == [["Downloading toy/new", 300_004, 300_004]]
     assert new["cached"]
+    assert old["cached"]
     assert old["files"] == ["config.json", "pytorch_model.bin", "tokenizer.model"]
 
 

@@ -71,15 +71,18 @@ class TestTree:
         assert edited.versions == (asked.id, edited.id)
 
     def test_select_shows_what_was_last_on_view_below(self, store):
-        c, (asked, one, _, _) = talk(store, "Hi", "one", "more", "much")
+        c, (asked, one, more, _) = talk(store, "Hi", "one", "more", "much")
         two = store.add(c.id, asked.id, "assistant", "two")
         store.select(c.id, one.id)
         assert on_view(store, c) == ["Hi", "one", "more", "much"]
-        other = store.add(c.id, one.id, "user", "less")
+        store.add(c.id, one.id, "user", "less")
         store.select(c.id, two.id)
         store.select(c.id, one.id)
         assert on_view(store, c) == ["Hi", "one", "less"]
-        assert store.get(c.id).leaf == other.id
+        store.select(c.id, more.id)
+        store.select(c.id, two.id)
+        store.select(c.id, one.id)
+        assert on_view(store, c) == ["Hi", "one", "more", "much"]
 
     def test_settle_ends_the_view_and_keeps_what_followed(self, store):
         c, (asked, one) = talk(store, "Hi", "one")
@@ -132,8 +135,9 @@ class TestList:
         a, (asked, _) = talk(store, "How do I brew TEA?", "Hot water.", title="Kitchen")
         store.add(a.id, asked.id, "assistant", "Use ÄPFEL instead 100%")
         talk(store, "Nothing of that kind.")
-        for query in ("tea", "kitchen tea", "äpfel", "hot", "100%", "", "  "):
-            assert a.id in [c.id for c in store.conversations(query)], query
+        for query in ("tea", "kitchen tea", "äpfel", "hot", "100%"):
+            assert [c.id for c in store.conversations(query)] == [a.id], query
+        assert len(store.conversations(" ")) == 2
         for query in ("kitchen coffee", "tea%brew", "_", "ea? kitchen zzz"):
             assert store.conversations(query) == [], query
 
@@ -267,20 +271,21 @@ class TestFile:
         c, _ = talk(store, "Hi")
         script = (
             "import sys; from pathlib import Path; from duochat.app.store import Store\n"
-            "store = Store(Path(sys.argv[1]))\n"
-            "for _ in range(20): store.add(sys.argv[2], int(sys.argv[3]), 'assistant', 'x')"
+            "store = Store(Path(sys.argv[1])); print('ready', flush=True); input()\n"
+            "for _ in range(40): store.add(sys.argv[2], int(sys.argv[3]), 'assistant', 'x')"
         )
         root = str(Path(__file__).parents[1])
-        others = [
-            subprocess.Popen(
-                [sys.executable, "-c", script, path, c.id, str(c.leaf)], env={**os.environ, "PYTHONPATH": root}
-            )
-            for _ in range(2)
-        ]
-        for _ in range(20):
+        call = [sys.executable, "-c", script, path, c.id, str(c.leaf)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": root}}
+        others = [subprocess.Popen(call, text=True, **pipes) for _ in range(2)]
+        for other in others:
+            assert other.stdout.readline() == "ready\n"
+        for other in others:
+            print(file=other.stdin, flush=True)
+        for _ in range(40):
             store.add(c.id, c.leaf, "assistant", "x")
         assert [other.wait(60) for other in others] == [0, 0]
-        assert len(store.thread(c.id)[1].versions) == 60
+        assert len(store.thread(c.id)[1].versions) == 120
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=30)
@@ -366,9 +371,9 @@ class TestExchange:
             lambda body, c, m: c.update(settings=[]),
             lambda body, c, m: c.update(leaf=9),
             lambda body, c, m: m.append("x"),
-            lambda body, c, m: m[1].update(id=1),
+            lambda body, c, m: (m[1].update(id=1), c.update(leaf=1)),
             lambda body, c, m: m[0].update(parent=2),
-            lambda body, c, m: m[0].update(parent=True),
+            lambda body, c, m: m[1].update(parent=True),
             lambda body, c, m: m[0].update(role="tool"),
             lambda body, c, m: m[0].update(content=None),
             lambda body, c, m: m[0].update(meta="x"),
@@ -388,6 +393,12 @@ class TestExchange:
         with pytest.raises(DuoChatError, match="choose a file that Export has made"):
             store.import_(json.dumps(body))
         assert store.conversations() == []
+
+    def test_a_number_too_large_for_the_page_is_refused(self):
+        text = json.dumps(self.good()[0])
+        assert '"prob": 0.5' in text
+        with pytest.raises(DuoChatError, match="values of a wrong kind"):
+            exchange.parse(text.replace('"prob": 0.5', '"prob": 1e999'))
 
     @pytest.mark.parametrize("text", ["", "   ", "hello", "{", "{}", "[]", "# Only a title", '{"a": ' * 100_000])
     def test_no_export_at_all(self, text):

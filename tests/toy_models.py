@@ -22,14 +22,12 @@ TEMPLATE = (
 def byte_level_vocabulary(size=600):
     """(tokens, merges) of a BPE trained on README."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=CONTROL, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator([TEXT.read_text()], trainer)
+    tokenizer.train_from_iterator([TEXT.read_text(), "2024 1234567 " * 20], trainer)
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
 
     merges = [" ".join(pair) for pair in json.loads(tokenizer.to_str())["model"]["merges"]]

@@ -57,7 +57,7 @@
       this.lesson = lesson;
       this.model = new Model();
       this.model.apply(lesson.frame);
-      this.round = Math.max(0, lesson.rounds.findIndex((r) => r.tested > 1));
+      this.round = Math.max(0, lesson.rounds.findIndex((r) => r.tested > 3));
       this.predictions = new Map();
       this.answers = new Map();
       const { g = lesson.frame.gauges } = {};
@@ -103,9 +103,9 @@
       this.stepper.replaceChildren(button("‹", () => this.showRound(tested(this.round - 1, -1)), { "aria-label": "round before" }),
         el("b", { text: `Round ${this.round + 1} of ${last + 1}` }), button("›", () => this.showRound(tested(this.round + 1, 1)), { "aria-label": "next round" }),
         el("small", { text: this.score() }));
-      const rounds = this.lesson.frame.rounds;
-      this.lanes.update({ from: 0, n: this.round + 1, rounds: rounds.slice(0, this.round + 1), state: {} });
       this.drawRound();
+      const seen = this.round + (this.predictions.get(this.round).revealed ? 1 : 0);
+      this.lanes.update({ from: 0, n: seen, rounds: this.lesson.frame.rounds.slice(0, seen), state: {} });
     }
 
     score() {
@@ -200,13 +200,18 @@
       const index = Math.max(rounds.findIndex(ahead), 0) || rounds.reduce((best, r, i) => (r.tree.length > rounds[best].tree.length ? i : best), 0);
       this.stage.append(el("h4", { text: ahead(rounds[index]) ? `Round ${index + 1}: the outcome was already in the tree` : `Round ${index + 1}: the widest tree of this answer` }),
         el("div", { class: "dp-tree-scroll" }, drawTree(layoutTree(this.model, index), rounds[index], null)), el("p", { text: this.lesson.rounds[index].places.map((p) => p.why).pop() || "" }));
-      const { c } = this.lesson.costs;
-      const alpha = this.lesson.measured.alpha ?? 0.7;
-      const table = el("tbody");
-      this.stage.append(el("h4", { text: "What it buys, predicted for this machine" }), el("table", { class: "dpl-buys" }, table));
-      const row = (name, value) => table.append(el("tr", {}, el("th", { scope: "row", text: name }), el("td", { text: `${fixed(value, 2)}×` })));
-      for (const k of [1, 2, 4]) row(`the paper’s schedule, ${plural(k, "sequence")}`, (await this.server.predict({ c, alpha, gamma: 1 / c, k })).now.chain);
-      for (const hits of [0.5, 0.8, 1]) row(`outcome prefetch, ready in ${percent(hits)} of the cases`, (await this.server.predict({ c, alpha, gamma: 1 / c, hits })).best.prefetch[1]);
+      this.stage.append(el("h4", { text: "What they buy, predicted" }), el("div", { class: "dpl-wide" }, await this.buys()));
+    }
+
+    /** Predicted speedups of both ideas: on this machine, and where the target is large beside the draft. */
+    async buys() {
+      const { costs, measured } = this.lesson;
+      const cases = [[`this machine (γ* ${fixed(costs.budget)}, α ${percent(measured.alpha ?? 0.7)})`, { c: costs.c, alpha: measured.alpha ?? 0.7 }], ["a large target, hard text (γ* 24, α 50 %)", { c: 1 / 24, alpha: 0.5 }]];
+      const rows = [1, 2, 4].map((k) => [`the paper’s schedule, ${plural(k, "sequence")}`, { k }, (answer) => answer.now.chain])
+        .concat([0.5, 0.8, 1].map((hits) => [`outcome prefetch, ready in ${percent(hits)} of the cases`, { hits }, (answer) => answer.best.prefetch[1]]));
+      const cell = async ([, base], [, change, pick]) => el("td", { text: `${fixed(pick(await this.server.predict({ ...base, gamma: 1 / base.c, ...change })), 2)}×` });
+      const body = await Promise.all(rows.map(async (row) => el("tr", {}, el("th", { scope: "row", text: row[0] }), ...(await Promise.all(cases.map((base) => cell(base, row)))))));
+      return el("table", { class: "dpl-buys" }, el("thead", {}, el("tr", {}, el("td"), ...cases.map(([name]) => el("th", { scope: "col", text: name })))), el("tbody", {}, ...body));
     }
 
     show_exercises() {

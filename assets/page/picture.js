@@ -503,8 +503,8 @@
       const { rounds } = this.picture.model;
       const last = rounds.slice(-24);
       if (!last.length) return 1;
-      const mean = (last[last.length - 1].at[1] - last[0].at[0]) / last.length;
-      return Math.min(Math.max(14 * mean, 0.02), 60);
+      const length = last[last.length - 1].at[1] - last[0].at[0];
+      return Math.min(Math.max(0.02, Math.min((14 * length) / last.length, this.picture.model.end)), 60);
     }
 
     measure() {
@@ -1055,7 +1055,7 @@
     const [x, y] = corner(n);
     const text = n.draft ? n.draft.text : n.text;
     const state = n.root ? "root" : n.state;
-    const sign = { correction: "▲ ", bonus: "✚ " }[state] || (n.draft?.origin === "ngram" ? "⧉ " : "");
+    const sign = { correction: "▲ ", bonus: "✚ " }[state] || (n.draft?.origin === "ngram" ? "❝ " : "");
     let label = sign + shown(text);
     if (label.length > 10) label = `${label.slice(0, 9)}…`;
     if (state === "ignored") label = `[${label}]`;
@@ -1139,6 +1139,8 @@
       this.model = new Model();
       this.selected = -1;
       this.done = {};
+      this.cost = 0;
+      this.drawn = 0;
       this.root = el("section", { class: "dp", "aria-label": "Live picture" });
       element.replaceChildren(this.root);
       this.tip = new Tip(this.root);
@@ -1179,22 +1181,29 @@
       this.wake();
     }
 
-    /** Draw at the next animation frame. */
+    /** Draw at the next animation frame; on a slow machine less often, so that drawing takes a quarter of the time. */
     wake() {
       if (this.asked) return;
       this.asked = true;
-      requestAnimationFrame((now) => { this.asked = false; this.draw(now); });
+      const rest = Math.min(150, 4 * this.cost) - (performance.now() - this.drawn);
+      const draw = () => requestAnimationFrame((now) => { this.asked = false; this.draw(now); });
+      if (rest > 16) setTimeout(draw, rest); else draw();
     }
 
-    /** Ribbon and lanes at every frame; figures and tree less often: nobody reads twenty trees a second. */
+    /** Ribbon and lanes each time; figures and tree less often: nobody reads twenty trees a second. */
     draw(now) {
+      if (!this.root.clientWidth) return; // out of sight: drawn when its size changes
+      const began = performance.now();
       this.ink = this.ink || readInk(this.root);
       this.ribbon?.draw();
-      if (this.lanes?.draw(now)) this.wake();
+      const moving = this.lanes?.draw(now);
       const seen = `${this.model.generation}/${this.model.n}/${this.selected}`;
       this.seldom("gauges", 200, seen, now, () => { this.gauges?.draw(); this.drawHead(); });
       this.seldom("tree", 400, seen, now, () => this.tree?.draw());
       this.seldom("polite", 5000, seen, now, () => this.speak());
+      this.drawn = performance.now();
+      this.cost += (this.drawn - began - this.cost) / 8;
+      if (moving) this.wake();
     }
 
     /** Run an action when something is new since it last ran, but not within `every` milliseconds of that. */

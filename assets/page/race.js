@@ -83,7 +83,7 @@
 
     controls() {
       this.button = el("button", { type: "button", class: "dp-button dpr-play", on: { click: () => this.toggle() } });
-      this.scrub = el("input", { type: "range", min: 0, max: this.longest, step: this.longest / 1000, value: 0, "aria-label": "Time of the race in seconds", on: { input: () => { this.pause(); this.seek(Number(this.scrub.value)); } } });
+      this.scrub = el("input", { type: "range", min: 0, max: this.longest, step: this.longest / 1000, value: 0, "aria-label": "Time of the race in seconds", on: { input: () => { this.playing = false; this.seek(Number(this.scrub.value)); } } });
       this.label = el("output", { class: "dpr-time" });
       this.speeds = SPEEDS.map((speed) => el("button", { type: "button", class: "dp-button", text: `${speed}×`, "aria-pressed": `${speed === 1}`, "aria-label": `${speed} times real time`, on: { click: () => this.pace(speed) } }));
       return el("div", { class: "dpr-controls" }, this.button,

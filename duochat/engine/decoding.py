@@ -8,7 +8,7 @@ own: the same for every decoder and seed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
@@ -43,6 +43,7 @@ class DraftLane(threading.Thread):
         self.began = perf_counter()
         self.changed = threading.Condition()
         self.batches: list[Batch] = []
+        self.waited = 0.0  # seconds that the target waited for a draft since its last forward began
         self.in_flight: list[Node] = []  # what the draft decodes just now
         self.verifying = self.joined = self.closed = False
         self.fault = ""
@@ -115,16 +116,16 @@ class DraftLane(threading.Thread):
         return "on" if self.joined else "warming: the draft reads the prompt"
 
     def choose(self, cancelled: Callable[[], bool]) -> tuple[list[Node], float]:
-        """What the target verifies now, and the seconds spent waiting for it because that pays."""
-        asked = self.clock()
+        """What the target verifies now, and the seconds spent waiting for drafts since the forward before."""
         with self.changed:
             self._wait_while(self.schedule.patient, cancelled)
+            waited, self.waited = self.waited, 0.0
             pending = self.schedule.pending(self.tree)
             for node in pending:
                 self.tree.claim(node)
             self.verifying = True
             self.changed.notify_all()
-        return pending, self.clock() - asked
+        return pending, waited
 
     def commit(self, pending: Sequence[Node], answer: Answer, stop: StopRule, cancelled: Callable[[], bool]) -> Round:
         """Walk down the tree with the target's tokens, re-root it, and record what happened since the last round."""
@@ -171,10 +172,13 @@ class DraftLane(threading.Thread):
 
     def _wait_while(self, question: Callable[[Tree], bool], cancelled: Callable[[], bool]) -> None:
         """Sleep until the schedule's question is answered no, or the draft has failed. Never for the draft's prompt."""
+        asked = self.clock()
         while not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree):
             if cancelled():
                 raise Cancelled
             self.changed.wait(0.05)
+            self.waited += self.clock() - asked
+            asked = self.clock()
 
 
 class StopRule:
@@ -208,15 +212,16 @@ def decode(
     acceptance: Acceptance | None = None,
     cancelled: Callable[[], bool] = never,
     progress: Callable[[int, int], None] | None = None,
+    schedules: Mapping[str, Callable[..., Schedule]] = DECODERS,
 ) -> Iterator[Round]:
     """Continue `context` (token ids, not empty) and yield a Round for each target forward.
 
     Close the generator to stop early; the caches of both lanes stay sound. The last round has its `finish` set; that
-    of a cancelled request is empty.
+    of a cancelled request is empty. schedules: by the names that `request.decoder` may have.
     """
     stop = StopRule(request, target, len(context))
     tree = Tree(context, acceptance, limit=len(context) + stop.left)
-    schedule = DECODERS[request.decoder](costs, request.draft_budget)
+    schedule = schedules[request.decoder](costs, request.draft_budget)
     with DraftLane(tree, drafter, schedule, request.sampling) as lane:
         for index in count():
             try:

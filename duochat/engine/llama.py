@@ -15,6 +15,7 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+import psutil
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
@@ -23,7 +24,10 @@ SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits f
 BATCH = 512  # tokens of one decode at most
 OUTPUTS = SEQUENCES  # logit rows of one decode; llama.cpp aborts when fewer than sequences
 
-_CAUSES = {1: "has no room left in its cache", -1: "was given a token id that it does not know"}
+_FAULTS = {
+    1: "The conversation is longer than the draft's cache: raise context_length.",
+    -1: "The target uses a token that the draft does not know: choose a draft with the same vocabulary.",
+}
 
 
 class Llama:
@@ -33,12 +37,17 @@ class Llama:
         """Raises DuoChatError when the file is missing or no usable model, or memory is short."""
         self.path = path
         model = _load_model(path)
-        self._context = _new_context(model, path, cells, threads)
+        try:
+            self._context = _new_context(model, path, cells, threads)
+        except DuoChatError:
+            llama_cpp.llama_model_free(model)
+            raise
         self.close = weakref.finalize(self, _free, self._context, model)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = _Batch()
         self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
         self._stop = ctypes.create_string_buffer(2)
+        self._abort: Callable | None = None
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
     def set_threads(self, threads: int) -> None:
@@ -70,18 +79,25 @@ class Llama:
     ) -> None:
         """Add tokens to the cache, each to all of its sequences, and compute the logits of the rows in `outputs`.
 
-        Raises Cancelled after `interrupt`, or when `cancelled`, which is asked at each step of the graph, says so.
+        Raises Cancelled after `interrupt`, and when `cancelled`, if given, says so at a step of the graph.
         After a fault the caller drops what may have been half done.
         """
         self._batch.fill(tokens, positions, sequences, outputs)
-        abort = llama_cpp.ggml_abort_callback(lambda _: cancelled()) if cancelled else _flag_set()
-        llama_cpp.llama_set_abort_callback(self._context, abort, ctypes.addressof(self._stop))
+        self._abort_when(cancelled)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if code == 2:
             raise Cancelled
         if code:
-            cause = _CAUSES.get(code, f"failed with code {code}")
-            raise DuoChatError(f"The draft model {self.path.name} {cause}: choose another draft, or a longer context.")
+            raise DuoChatError(_FAULTS.get(code, f"The draft model {self.path.name} failed: choose another draft."))
+
+    def _abort_when(self, cancelled: Callable[[], bool] | None) -> None:
+        """Set the abort callback, if it changes: llama.cpp logs each call, and that costs as much as the rest."""
+        if cancelled is None and self._abort is _flag_set():
+            return
+        self._abort = _flag_set()
+        if cancelled:
+            self._abort = llama_cpp.ggml_abort_callback(lambda _: self._stop[0] != b"\0" or cancelled())
+        llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
 
     def logits(self, rows: int) -> np.ndarray:
         """A view of the last decode's logits, rows x vocabulary, valid until the next one."""
@@ -136,7 +152,7 @@ _errors: deque[str] = deque(maxlen=8)
 
 @llama_cpp.llama_log_callback
 def _keep_errors(level: int, text: bytes, _: object) -> None:
-    if level == 3:
+    if level == 4:
         _errors.append(text.decode("utf-8", "replace").strip())
 
 
@@ -171,9 +187,25 @@ def _check_file(path: Path) -> None:
         raise DuoChatError(f"The draft model {path} cannot be read ({error.strerror}): check the path.") from error
     if magic != b"GGUF":
         raise DuoChatError(f"The draft model {path} is not a GGUF file: give a model in llama.cpp's format.")
+    _require_memory(path.stat().st_size, f"The draft model {path}", "choose a smaller draft")
+
+
+def _require_memory(need: int, what: str, remedy: str) -> None:
+    """Refuse here what the system would grant and then kill us for."""
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise DuoChatError(f"{what} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: {remedy}.")
+
+
+def _cache_size(model: int, cells: int) -> int:
+    """Bytes of the KV cache in 16 bits, and of its book-keeping."""
+    width = llama_cpp.llama_model_n_embd(model) // llama_cpp.llama_model_n_head(model)
+    values = 2 * width * llama_cpp.llama_model_n_head_kv(model) * llama_cpp.llama_model_n_layer(model)
+    return cells * (2 * values + 64)
 
 
 def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
+    _require_memory(_cache_size(model, cells), f"A draft cache for {cells} tokens", "choose a shorter context_length")
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = cells
     params.n_batch, params.n_ubatch = BATCH, BATCH // 4
@@ -186,11 +218,7 @@ def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
     params.offload_kqv = params.op_offload = False
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
-        llama_cpp.llama_model_free(model)
-        raise DuoChatError(
-            f"The draft model {path} finds no memory for {cells} tokens of cache ({_reason()}): "
-            "choose a shorter context_length or a smaller draft."
-        )
+        raise DuoChatError(f"The draft model {path} cannot be set up ({_reason()}): choose another, or close programs.")
     return context
 
 

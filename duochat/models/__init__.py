@@ -4,7 +4,7 @@ from duochat.models.catalog import list_models
 from duochat.models.convert import require_target, target_folder
 from duochat.models.fetch import cached, fetch
 from duochat.models.pair import Pair, check_pair, require_pair
-from duochat.models.store import Progress, cache_dir
+from duochat.models.store import Progress, cache_dir, weight
 
 __all__ = [
     "Pair",
@@ -17,4 +17,5 @@ __all__ = [
     "require_pair",
     "require_target",
     "target_folder",
+    "weight",
 ]

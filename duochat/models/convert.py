@@ -78,6 +78,5 @@ def _fingerprint(path: Path, salt: str = "") -> str:
 def _checked(folder: Path) -> Path:
     if not (folder / "config.json").is_file():
         raise DuoChatError(f"{folder} is no model folder (it has no config.json): give one made by transformers.")
-    if not any(next(folder.glob(kind), None) for kind in ("*.safetensors", "*.bin")):
-        raise DuoChatError(f"{folder} has no weights: copy its *.safetensors there or fetch it again.")
+    weights.refuse_broken(folder)
     return folder

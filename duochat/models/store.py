@@ -77,6 +77,17 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def weight(folder: Path) -> int:
+    """Bytes in all files below a folder, which another process may be writing."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:  # moved since it was listed
+            continue
+    return total
+
+
 @contextmanager
 def _locked(final: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of a file to be; the system frees it when its process dies."""

@@ -109,6 +109,39 @@ def write_weights(header: Header, folder: Path, progress: Progress) -> None:
                 progress(f"Unpacking the weights of {header.path.name}", done, total)
 
 
+def refuse_broken(folder: Path) -> None:
+    """Raises DuoChatError when a model folder's weights are missing or cut short; reads their heads only."""
+    index = folder / "model.safetensors.index.json"
+    listed = set(_json(index).get("weight_map", {}).values()) if index.is_file() else set()
+    if missing := sorted(name for name in listed if not (folder / name).is_file()):
+        raise DuoChatError(f"{folder} lacks {missing[0]}: copy it there or fetch the model again.")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and not next(folder.glob("*.bin"), None):
+        raise DuoChatError(f"{folder} has no weights: copy its *.safetensors there or fetch the model again.")
+    if broken := next((path for path in weights if not _is_whole(path)), None):
+        raise DuoChatError(f"{broken} is cut short or damaged: delete it and fetch or copy it again.")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise DuoChatError(f"{path} is damaged: delete it and fetch or copy it again.") from None
+
+
+def _is_whole(path: Path) -> bool:
+    """Does a safetensors file end where its head says?"""
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        head = int.from_bytes(f.read(8), "little")
+        try:
+            table = json.loads(f.read(head)) if head < size else {}
+            ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return False
+    return bool(ends) and 8 + head + max(ends) == size
+
+
 def _type(tensor: Tensor) -> str:
     return PLAIN.get(tensor.type, "F32")
 

@@ -47,10 +47,19 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """`slots` (rows, int64) and `span` are set before each forward."""
+    """`begin` comes before each forward, in which each layer updates once, in order."""
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
-        self.slots = torch.zeros(1, dtype=torch.int64)
-        self.span = capacity
+        self.begin(torch.zeros(1, dtype=torch.int64), capacity)
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
+
+    def begin(self, slots: torch.Tensor, span: int) -> None:
+        """The rows' slots (rows, int64), and how many slots attention reads."""
+        self.slots, self.span, self._turn = slots, span, 0
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any):
+        """The next layer's update, whatever index it names: compiled layers share the first one's code."""
+        layer = self.layers[self._turn]
+        self._turn += 1
+        return layer.update(key_states, value_states)

@@ -83,7 +83,7 @@ class Forward:
         at = {name: self._packed[section] for name, section in shape.sections().items()}
         slots = at["slot"].long()
         self._positions.index_copy_(0, slots, at["position"])
-        self.cache.slots, self.cache.span = slots, shape.span
+        self.cache.begin(slots, shape.span)
         output = self.model(
             input_ids=at["token"].long()[None],
             position_ids=at["position"].long()[None],

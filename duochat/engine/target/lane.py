@@ -17,7 +17,7 @@ from duochat.engine.target import loading
 from duochat.engine.target.forward import Forward
 from duochat.engine.target.memo import Edge, Memo
 from duochat.engine.target.rows import Rows
-from duochat.engine.target.shapes import MOST_ROWS, Shapes
+from duochat.engine.target.shapes import MOST_ROWS, Shape, Shapes
 
 REPRODUCIBLE_WIDTH = 16
 
@@ -26,7 +26,7 @@ class TorchTarget:
     """A causal LM that samples its own token at every node of a tree.
 
     Attributes: `eos` (token ids that end an answer), `context_length`, `vocab` (number of token ids), `most_nodes`
-    (largest tree of one forward). Not safe for several threads.
+    (largest tree of one forward), `device`. Not safe for several threads.
     """
 
     def __init__(
@@ -34,12 +34,14 @@ class TorchTarget:
     ) -> None:
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
         self.context_length = context_length
+        self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
         self.vocab = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
         self._shapes = Shapes(capacity, graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self._forward = Forward(model, capacity, graphs)
         self.device: torch.device = self._forward.device
+        self.device = self._forward.device
         self.most_nodes = self._shapes.most_nodes
 
     @classmethod
@@ -104,14 +106,17 @@ class TorchTarget:
     def _rows(self, tail: Sequence[int], tree: Sequence[Edge]) -> Rows:
         return Rows(tail, tree, len(self._memo.tokens), self._memo.free(len(tail) + len(tree)))
 
-    def _fit(self, rows: Rows):
+    def _fit(self, rows: Rows) -> Shape:
         return self._shapes.fit(len(rows), len(rows.tree), max(self._memo.highest, max(rows.slots)))
 
     def measure(self, widths: Sequence[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """Median seconds of a forward by rows, over `context` visible slots. What the cache holds stays valid."""
+        """Median seconds of a forward by rows, over `context` visible slots; widths beyond a full tree are left out.
+
+        What the cache holds stays valid.
+        """
         pretended = Memo(self._memo.capacity)
         pretended.used[:context] = True
-        return {width: self._median(width, pretended, repeats) for width in widths}
+        return {w: self._median(w, pretended, repeats) for w in widths if w <= self.most_nodes + 1}
 
     def _median(self, width: int, memo: Memo, repeats: int) -> float:
         rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
@@ -133,4 +138,5 @@ class TorchTarget:
             "target_widths": list(self._shapes.widths) if self._shapes.padded else "any",
             "target_attention": "sdpa, grouped heads",
             "target_graphs": self._shapes.padded,
+            **self.facts,
         }

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from duochat import DuoChatError
+from duochat.engine.target import skinny, widened
 from duochat.engine.target.attention import NAME
+from duochat.engine.target.compiling import compile_layers
 
 if TYPE_CHECKING:
     from duochat.engine.target.lane import TorchTarget
@@ -30,7 +32,12 @@ def load(
     if isinstance(threads, int) and place.type == "cpu":
         torch.set_num_threads(threads)
     model = read(folder, place, pick_dtype(dtype, place))
-    return target(model, min(context_length, longest(model)), place.type == "cuda", reproducible)
+    products = "skinny" if compile and place.type == "cpu" and skinny.swap(model) else "torch"
+    if compile and place.type == "cuda" and compile_layers(model):
+        products = "torch, layers compiled"
+    made = target(model, min(context_length, longest(model)), place.type == "cuda", reproducible)
+    made.facts["target_products"] = products
+    return made
 
 
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
@@ -41,6 +48,8 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Mod
     disable_progress_bar()  # its bars write over ours and leave a semaphore behind
     if not (Path(folder) / "config.json").is_file():
         raise DuoChatError(f"{folder} holds no config.json: name a folder with a transformers model as the target.")
+    if widened.is_recipe(Path(folder)):
+        return widened.build(Path(folder), device, dtype, NAME)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME)
     except (OSError, ValueError, KeyError, RuntimeError) as fault:

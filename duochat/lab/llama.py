@@ -1,0 +1,145 @@
+"""A small Llama in torch whose weights are named and ordered as in a GGUF file: what is read is what is written.
+
+GGUF keeps the query and key rows of Llama for rotary embedding over neighbouring pairs (x0, x1), so this model rotates
+pairs and needs no permutation. Embedding and head are tied. Used for both the target and the students of `distill`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama: d width, layers, heads, kv_heads, ffn width, vocabulary."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+    context: int = 8192
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+def rotary(positions: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each [len(positions), head_width / 2], in fp32."""
+    half = shape.head_width // 2
+    rates = shape.rope_base ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
+    angles = positions.float()[:, None] * rates
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring pairs of x [..., time, head_width] by the angles of `rotary`."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each behind an RMS norm. Attribute names are GGUF's tensor names."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        d, kv = shape.width, shape.kv_heads * shape.head_width
+        self.heads, self.kv_heads, self.head_width, self.eps = (
+            shape.heads,
+            shape.kv_heads,
+            shape.head_width,
+            shape.norm_eps,
+        )
+        self.attn_norm, self.ffn_norm = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
+        self.attn_q, self.attn_k, self.attn_v = (nn.Linear(d, n, bias=False) for n in (d, kv, kv))
+        self.attn_output = nn.Linear(d, d, bias=False)
+        self.ffn_gate, self.ffn_up = (nn.Linear(d, shape.ffn, bias=False) for _ in range(2))
+        self.ffn_down = nn.Linear(shape.ffn, d, bias=False)
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [batch, heads, time, head_width] of x [batch, time, width]."""
+        h = F.rms_norm(x, x.shape[-1:], self.attn_norm.to(x.dtype), self.eps)
+        q, k, v = (
+            w(h).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for w in (self.attn_q, self.attn_k, self.attn_v)
+        )
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """x after the attention's output [batch, time, width] and the feed-forward are added."""
+        x = x + self.attn_output(attended)
+        h = F.rms_norm(x, x.shape[-1:], self.ffn_norm.to(x.dtype), self.eps)
+        return x + self.ffn_down(F.silu(self.ffn_gate(h)) * self.ffn_up(h))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = self.project(x, cos, sin)
+        groups = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.finish(x, attended.transpose(1, 2).flatten(-2))
+
+    def step(self, x: Tensor, cos: Tensor, sin: Tensor, cache: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+        """One token a row, x [batch, 1, width]; cache [2, batch, kv_heads, length, head_width] is written at `at`.
+
+        seen: bool [length], the cache columns that may be attended to.
+        """
+        q, k, v = self.project(x, cos, sin)
+        cache[0].index_copy_(2, at, k)
+        cache[1].index_copy_(2, at, v)
+        length = len(seen)
+        grouped = q.view(q.shape[0], self.kv_heads, -1, self.head_width)
+        attended = F.scaled_dot_product_attention(
+            grouped, cache[0, :, :, :length], cache[1, :, :, :length], attn_mask=seen[None, None, None, :]
+        )
+        return self.finish(x, attended.reshape(x.shape))
+
+
+class Llama(nn.Module):
+    """Token ids in, hidden states out; `logits` is the tied head, apart so that it need not run everywhere."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.token_embd = nn.Embedding(shape.vocab, shape.width)
+        self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.output_norm = nn.Parameter(torch.ones(shape.width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Normed hidden states [batch, time, width] of ids [batch, time], causal."""
+        x = F.embedding(ids, self.token_embd.weight).to(self.activation_dtype())
+        cos, sin = rotary(torch.arange(ids.shape[1], device=ids.device), self.shape)
+        for block in self.blk:
+            x = block(x, cos, sin)
+        return self.norm(x)
+
+    def step(self, ids: Tensor, caches: Tensor, at: Tensor, seen: Tensor) -> Tensor:
+        """Logits [batch, vocab] after one more token a row, ids [batch], all at position `at` (one element)."""
+        x = F.embedding(ids[:, None], self.token_embd.weight).to(self.activation_dtype())
+        cos, sin = rotary(at, self.shape)
+        for block, cache in zip(self.blk, caches, strict=True):
+            x = block.step(x, cos, sin, cache, at, seen)
+        return self.logits(self.norm(x)[:, 0])
+
+    def norm(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.output_norm.to(x.dtype), self.shape.norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.token_embd.weight.to(hidden.dtype).T
+
+    def activation_dtype(self) -> torch.dtype:
+        device = self.token_embd.weight.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.token_embd.weight.dtype
+
+    def cache(self, batch: int, length: int) -> Tensor:
+        """An empty key-value cache [layers, 2, batch, kv_heads, length, head_width]."""
+        s, like = self.shape, self.token_embd.weight
+        size = (s.layers, 2, batch, s.kv_heads, length, s.head_width)
+        return torch.zeros(size, dtype=like.dtype, device=like.device)

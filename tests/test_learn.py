@@ -1,0 +1,236 @@
+"""Learn and Hardware: predictions against the design's table, explanations, exercises, calibration figures."""
+
+import json
+
+import pytest
+from simulated import PROSE, SimulatedEngine, Simulation
+
+from duochat import DuoChatError
+from duochat.app import hardware, learn, prediction
+from duochat.app.chat import Options, Step
+from duochat.app.prediction import Case, case_from, table_row, what_if
+from duochat.app.recording import Recording
+from duochat.engine.rounds import Draft, Round
+from duochat.engine.sampling import gumbel
+
+COSTS = {"target": {"1": 0.05, "8": 0.0535, "16": 0.06}, "draft": {"1": 0.01, "2": 0.013},
+         "sweep": {"1": 0.012, "2": 0.01, "4": 0.02}, "threads": 2}  # fmt: skip
+
+
+def recording(costs=COSTS, **settings):
+    steps = tuple(Step(round=s.round, text=s.text, pieces=s.pieces, draft_texts=s.draft_texts, finish=s.finish)
+                  for s in Simulation(PROSE, **settings).steps() if s.round)  # fmt: skip
+    return Recording("a prompt", Options(seed=5), steps, costs=costs)
+
+
+# -- prediction ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("c", "alpha", "chain", "sequential", "prefetch"),
+    [(1 / 4, 0.7, 1.74, 1.46, 2.31), (1 / 8, 0.7, 1.91, 1.85, 2.67), (1 / 8, 0.8, 2.55, 2.27, 3.61),
+     (1 / 24, 0.7, 1.96, 2.45, 3.02), (1 / 24, 0.8, 2.77, 3.25, 4.32)],
+)  # fmt: skip
+def test_the_schedules_reproduce_the_table_of_the_design(c, alpha, chain, sequential, prefetch):
+    row = table_row(c, alpha)
+    assert (row["chain"], row["sequential"], row["prefetch"]) == pytest.approx((chain, sequential, prefetch), abs=0.005)
+
+
+def test_a_draft_that_is_always_right_gains_all_that_fits():
+    case = Case(c=0.25, alpha=1.0, gamma=4)
+    assert prediction.sequential(case) == pytest.approx(5 / 2)
+    assert prediction.chain(case) == pytest.approx(4)
+
+
+def test_a_draft_that_is_always_wrong_never_gains():
+    case = Case(c=0.25, alpha=0.0, gamma=4, hits=0.0)
+    assert prediction.sequential(case) == pytest.approx(0.5)
+    assert prediction.chain(case) == pytest.approx(1.0)
+    assert prediction.prefetch(case) < 1
+
+
+def test_in_turns_one_token_loses_exactly_when_alpha_is_below_c():
+    assert prediction.sequential(Case(c=0.3, alpha=0.29, gamma=1)) < 1 < prediction.sequential(Case(0.3, 0.31, 1))
+
+
+def test_more_sequences_help_where_the_budget_is_large_and_the_draft_unsure():
+    large = {k: prediction.chain(Case(1 / 24, 0.5, 24, k=k)) for k in (1, 2, 4)}
+    small = {k: prediction.chain(Case(1 / 4, 0.8, 4, k=k)) for k in (1, 4)}
+    assert large[1] < large[2] < large[4]
+    assert small[4] < small[1]
+
+
+def test_wider_forwards_that_cost_more_lower_every_schedule():
+    for schedule in prediction.SCHEDULES.values():
+        assert schedule(Case(0.1, 0.7, 8, widen=0.1)) < schedule(Case(0.1, 0.7, 8))
+
+
+def test_the_panel_gets_curves_and_the_best_budget():
+    panel = what_if(Case(0.125, 0.7, 8))
+    best, rate = panel["best"]["sequential"]
+    assert rate == max(panel["curves"]["sequential"])
+    assert panel["gammas"][best - 1] == best
+    assert panel["budget"] == 8
+    json.dumps(panel)
+
+
+def test_sliders_out_of_range_are_held():
+    assert case_from({"c": 0, "alpha": 5, "gamma": -3, "k": 99}) == Case(0.005, 0.99, 1, 8)
+
+
+# -- lesson ----------------------------------------------------------------------------------------------------------
+
+
+def explained(**fields):
+    drafted = (Draft(0, -1, 10, 7, 0.8, 0.8, 1), Draft(1, 0, 11, 8, 0.6, 0.5, 1), Draft(2, 0, 11, 9, 0.3, 0.2, 2),
+               Draft(3, -1, 10, 6, 0.1, 0.1, 2))  # fmt: skip
+    base = {"index": 1, "position": 10, "started": 1.0, "ended": 1.1, "tokens": (7, 5), "last": "correction",
+            "drafted": drafted, "pending": (0, 1, 2), "pending_probs": (0.9, 0.2, 0.1), "accepted": (0,),
+            "rejected": (1, 2), "ignored": (3,), "token_probs": (0.9, 0.6)}  # fmt: skip
+    options = Options(temperature=fields.pop("temperature", 0.0), seed=5)
+    texts = {0: "yes", 1: "no", 2: "maybe", 3: "other"}
+    step = Step(round=Round(**{**base, **fields}), pieces=("yes", "right"), draft_texts=texts)
+    return learn.explain_all(Recording("p", options, (step,)))[0]
+
+
+def test_each_place_says_what_the_target_chose_and_what_the_draft_had():
+    first, second = explained()["places"]
+    assert (first["kind"], second["kind"]) == ("accepted", "correction")
+    assert "first choice" in first["why"]
+    assert "‘right’" in second["why"]
+    assert "‘no’ or ‘maybe’" in second["why"]
+
+
+def test_paired_bars_hold_the_candidates_of_the_place_and_the_targets_token():
+    first, second = explained()["places"]
+    assert [(b["text"], b["draft"], b["target"], b["chosen"]) for b in first["bars"]] == [
+        ("yes", 0.8, 0.9, True), ("other", 0.1, None, False)]  # fmt: skip
+    assert [(b["text"], b["draft"], b["target"], b["chosen"]) for b in second["bars"]] == [
+        ("no", 0.6, 0.2, False), ("maybe", 0.3, 0.1, False), ("right", None, 0.6, True)]  # fmt: skip
+    assert all(b["noise"] is None for b in first["bars"])
+
+
+def test_at_a_temperature_the_bars_carry_the_noise_that_both_lanes_share():
+    import numpy as np
+
+    bars = explained(temperature=0.8)["places"][1]["bars"]
+    expected = {t: round(float(gumbel(5, 11, np.array([i]))[0]), 2) for t, i in (("no", 8), ("maybe", 9), ("right", 5))}
+    assert {b["text"]: b["noise"] for b in bars} == expected
+
+
+def test_a_prefetched_outcome_is_explained_as_such():
+    place = explained(tokens=(7, 8), last="accepted", accepted=(0, 1), pending=(0,), rejected=())["places"][1]
+    assert "prepared this very outcome" in place["why"]
+
+
+def test_a_round_without_drafts_says_why():
+    told = explained(tokens=(5,), accepted=(), rejected=(), pending=(), pending_probs=(), last="plain",
+                     speculation="warming: the draft reads the prompt")  # fmt: skip
+    assert "the draft reads the prompt" in told["summary"]
+
+
+def test_the_places_of_all_rounds_are_the_answer():
+    made = recording()
+    assert "".join(p["text"] for r in learn.lesson(made)["rounds"] for p in r["places"]) == made.text == PROSE
+
+
+def test_costs_come_from_the_calibration_or_else_from_the_answer_itself():
+    known = learn.measured_costs(recording())
+    assert (known["target"], known["draft"], known["budget"]) == (0.05, 0.01, pytest.approx(5))
+    assert known["widen"] == pytest.approx(0.01)
+    seen = learn.measured_costs(recording(costs={}, target_s=0.1, draft_s=0.02))
+    assert seen["target"] == pytest.approx(0.1, rel=0.1)
+    assert "own times" in seen["source"]
+
+
+def test_a_faster_gpu_makes_the_budget_smaller():
+    budgets = [row["budget"] for row in learn.arithmetic(learn.measured_costs(recording()))]
+    assert budgets == sorted(budgets, reverse=True)
+    assert budgets[1] == pytest.approx(budgets[0] / 2)
+
+
+def test_exercises_have_answers_that_follow_from_the_record():
+    made = recording()
+    asked = learn.questions(made, learn.measured_costs(made))
+    counted = next(q for q in asked if "corrected" in q["ask"])
+    shown = made.rounds[int(counted["ask"].split("round ")[1].split(",")[0]) - 1]
+    assert counted["right"] == len(shown.tokens) == len(shown.accepted) + 1
+    assert next(q for q in asked if "budget γ*?" in q["ask"] and q["kind"] == "number")["right"] == 5
+    for q in asked:
+        assert q["because"]
+        assert q["kind"] == "number" or 0 <= q["right"] < len(q["options"])
+
+
+def test_the_lesson_is_json_and_has_a_word_for_everything():
+    made = learn.lesson(recording(), "formula")
+    json.dumps(made)
+    assert [c["id"] for c in made["chapters"]] == [
+        "idea", "rounds", "exact", "budget", "pays", "branches", "exercises", "words"]  # fmt: skip
+    assert {kind for kind, *_ in made["colours"]} >= {"accepted", "correction", "bonus", "plain", "ghost", "chip"}
+
+
+@pytest.mark.parametrize("name", learn.Lessons(None).recorded({})["recorded"])
+def test_every_shipped_trace_makes_a_lesson(name):
+    made = learn.Lessons(None).lesson({"name": name})
+    assert made["frame"]["gauges"]["accepted"] > 0
+    assert any(r["tested"] > 1 for r in made["rounds"])
+
+
+def test_there_is_a_shipped_trace_and_no_way_to_another_file():
+    lessons = learn.Lessons(None)
+    assert lessons.recorded({})["recorded"]
+    with pytest.raises(DuoChatError):
+        lessons.lesson({"name": "../../README"})
+
+
+def test_an_own_prompt_becomes_a_lesson_with_this_machines_costs():
+    engine = SimulatedEngine(PROSE[:200])
+    engine.status = lambda: {"hardware": {"costs": COSTS}}
+    lessons = learn.Lessons(engine)
+    ticket = lessons.own({"prompt": "x"})["ticket"]
+    lessons._jobs._jobs[ticket].done.wait(20)
+    assert lessons.progress({"ticket": ticket})["result"]["costs"]["budget"] == pytest.approx(5)
+
+
+def test_without_a_model_an_own_prompt_is_refused_with_the_remedy():
+    with pytest.raises(DuoChatError, match="recorded"):
+        learn.Lessons(None).own({"prompt": "x"})
+
+
+# -- hardware --------------------------------------------------------------------------------------------------------
+
+
+def test_the_chosen_point_and_its_budget():
+    assert hardware.chosen(COSTS) == {"threads": 2, "target": 0.05, "draft": 0.01, "c": pytest.approx(0.2), "budget": 5}
+    assert hardware.chosen({})["budget"] is None
+    assert hardware.chosen({"threads": {"1": 0.2, "4": 0.1}})["threads"] == 4
+
+
+def test_the_words_hold_the_arithmetic():
+    assert "5.0 tokens" in hardware.summary(COSTS)
+    assert "2 draft threads" in hardware.summary(COSTS)
+    assert "Measure again" in hardware.summary({})
+
+
+def test_the_table_has_the_same_data_as_the_plots():
+    figure = hardware.figure(COSTS)
+    plotted = [(x, round(y, 3)) for trace in figure.data for x, y in zip(trace.x, trace.y, strict=True)]
+    assert [(int(size.split()[0]), ms) for _, size, ms, _ in hardware.rows(COSTS)] == plotted
+    assert len(plotted) == 8
+
+
+def test_predicted_stands_beside_measured():
+    costs = {"predicted": {"duotree": 40.04, "speculative": 30}, "measured": {"duotree": 38.0}}
+    assert hardware.comparison(costs) == [["duotree", 40.0, 38.0], ["speculative", 30, ""]]
+
+
+def test_tables_escape_what_they_show():
+    assert "<b>" not in hardware.html_table(("a",), [["<b>"]])
+    assert hardware.html_table(("a",), []) == ""
+
+
+def test_costs_that_are_objects_become_dicts():
+    from duochat.engine.budget import Costs
+
+    made = hardware.as_dict(Costs.of({1: 0.05}, {1: 0.01}))
+    assert hardware.chosen(made)["budget"] == pytest.approx(5)

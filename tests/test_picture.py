@@ -1,0 +1,399 @@
+"""The picture and the Race and Learn tabs in a real browser, on a page without a server."""
+
+import json
+from collections import Counter
+
+import pytest
+from simulated import PROSE, Simulation, Step
+
+from duochat.app import learn, race
+from duochat.app.render import Live, page_assets
+from duochat.engine.rounds import Draft, Round
+
+pytestmark = pytest.mark.browser
+playwright = pytest.importorskip("playwright.sync_api")
+
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<style>{}</style><body class="dp-auto dp-file"><div id="place"></div>
+<script>var gaps = 0;</script><script>{}</script>"""
+DRAW = (
+    "frames => { for (const f of frames) duochatPicture(place, f, () => { window.gaps = (window.gaps || 0) + 1; }); }"
+)
+LOOKS = """kind => { const style = getComputedStyle(document.querySelector('.dp-text .dp-' + kind));
+  return [style.backgroundColor, style.textDecorationLine, style.textDecorationStyle, style.fontWeight]; }"""
+KINDS = """[...document.querySelectorAll('.dp-text .dp-t:not(.dp-rest)')]
+  .map(node => node.className.match(/dp-(accepted|correction|bonus|plain)/)[1])"""
+COPY = """() => { const data = new DataTransfer();
+  const copy = new ClipboardEvent('copy', { clipboardData: data, bubbles: true, cancelable: true });
+  document.querySelector('.dp-ribbon').dispatchEvent(copy);
+  return data.getData('text/plain'); }"""
+PAINTED = """() => { const canvas = document.querySelector('.dp-canvas');
+  const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  return new Set(pixels).size; }"""
+TEXT = "document.querySelector('.dp-text').textContent"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path="/usr/bin/chromium", headless=True, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium, tmp_path):
+    """open_page(width=..., **context) -> a page with the picture's scripts; faults of the page fail the test."""
+    faults, contexts = [], []
+
+    def opened(html=None, **context):
+        size = {"width": context.pop("width", 1100), "height": context.pop("height", 900)}
+        contexts.append(chromium.new_context(viewport=size, **context))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda fault: faults.append(str(fault)))
+        page.on("request", lambda r: r.url.startswith(("file:", "blob:")) or faults.append(f"asked for {r.url}"))
+        file = tmp_path / "page.html"
+        file.write_text(html or PAGE.format(*page_assets()), "utf-8")
+        page.goto(file.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+def frames_of(text=PROSE, decoder="duotree", **settings):
+    live = Live(decoder, plain_rate=20.0)
+    return [live.feed(s, {"cpu": 0.9}) for s in Simulation(text, **settings).steps(decoder)], live
+
+
+def draw(page, frames):
+    page.evaluate(DRAW, frames)
+    page.wait_for_timeout(120)
+
+
+def test_the_ribbon_says_what_the_chat_says(open_page):
+    text = "Naïve café 👩‍🚀:\n\n    return x\n<b>bold</b> & <img src=x onerror=window.pwned=1>\n\nend " * 3
+    frames, live = frames_of(text)
+    page = open_page()
+    draw(page, frames)
+    assert page.evaluate(TEXT) == text
+    assert page.evaluate("document.querySelectorAll('.dp-text img, .dp-text b').length") == 0
+    draw(page, [live.snapshot()])
+    assert page.evaluate(TEXT) == text
+
+
+def test_text_that_was_held_back_comes_to_the_last_token(open_page):
+    r = Round(0, 1, 0.0, 0.1, (1, 2), "plain")
+    live = Live()
+    frames = [live.feed(s) for s in (Step(r, "ab\n", ("a", "b\n")), Step(text="c"))]
+    page = open_page()
+    draw(page, frames[:1])
+    draw(page, frames[1:])
+    assert page.evaluate(TEXT) == "ab\nc"
+
+
+def test_a_lost_frame_is_noticed_and_a_snapshot_mends_it(open_page):
+    frames, live = frames_of()
+    page = open_page()
+    draw(page, [*frames[:5], *frames[6:9]])
+    assert page.evaluate("gaps") == 3
+    draw(page, [live.snapshot(), frames[4]])
+    assert page.evaluate(TEXT) == PROSE
+    assert page.evaluate("gaps") == 3
+
+
+def test_each_kind_has_its_colour_and_a_cue_besides(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    looks = {kind: page.evaluate(LOOKS, kind) for kind in ("accepted", "correction", "bonus", "plain")}
+    assert [looks[k][2] for k in ("accepted", "correction", "bonus")] == ["solid", "double", "dotted"]
+    assert looks["correction"][3] == "700"
+    assert looks["plain"][1] == "none"
+    assert len({tuple(look) for look in looks.values()}) == 4
+
+
+def test_the_kinds_on_the_page_are_those_of_the_record(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    shown = page.evaluate(KINDS)
+    assert Counter(shown) == Counter(t[1] for f in frames for r in f["rounds"] for t in r["tokens"])
+
+
+def test_rejected_words_are_neither_selected_nor_copied(open_page):
+    drafted = (Draft(0, -1, 1, 5, 0.9, 0.9, 1), Draft(1, 0, 2, 6, 0.5, 0.4, 1))
+    r = Round(0, 1, 0.0, 0.1, (7,), "correction", drafted, pending=(0, 1), rejected=(0,), ignored=(1,))
+    page = open_page()
+    draw(page, [Live().feed(Step(r, "kept", ("kept",), {0: "SECRET", 1: "HIDDEN"}))])
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('.dp-text'))")
+    assert page.evaluate("getSelection().toString()").strip() == "kept"
+    copied = page.evaluate(COPY)
+    assert copied == "kept"
+    page.hover(".dp-text .dp-chip")
+    tip = page.inner_text(".dp-tip")
+    marked = page.evaluate("[...document.querySelectorAll('.dp-tip s')].map(n => n.dataset.text)")
+    assert marked == ["SECRET", "[HIDDEN]"]
+    assert "Rejected" in tip
+    assert "never reached" in tip
+
+
+def test_a_tooltip_names_both_probabilities_round_and_place(open_page):
+    drafted = (Draft(0, -1, 1, 5, 0.83, 0.9, 1),)
+    r = Round(0, 1, 0.0, 0.1, (5, 6), "bonus", drafted, pending=(0,), accepted=(0,), token_probs=(0.91, 0.5))
+    page = open_page()
+    draw(page, [Live().feed(Step(r, "ab", ("a", "b"), {0: "a"}))])
+    page.hover(".dp-text .dp-accepted")
+    tip = page.inner_text(".dp-tip")
+    assert all(words in tip for words in ("Accepted", "83 %", "91 %", "1 of 2"))
+
+
+def test_the_ribbon_is_walked_by_keyboard(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    page.focus(".dp-ribbon")
+    page.keyboard.press("ArrowRight")
+    first = page.evaluate("document.activeElement.textContent")
+    assert first == "The"
+    assert page.locator(".dp-tip").is_visible()
+    assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == page.evaluate(
+        "document.querySelector('.dp-tip').id"
+    )
+    for _ in range(40):
+        page.keyboard.press("ArrowRight")
+        if "dp-chip" in page.evaluate("document.activeElement.className"):
+            break
+    assert "thrown away" in page.inner_text(".dp-tip")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Escape")
+    assert not page.locator(".dp-tip").is_visible()
+    page.keyboard.press("Home")
+    assert page.evaluate("document.activeElement.textContent") == first
+
+
+def test_live_regions_are_quiet_and_the_summary_polite(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    assert page.get_attribute(".dp-ribbon", "aria-live") == "off"
+    assert "tokens per second" in page.inner_text(".dp-hidden[aria-live=polite]")
+
+
+def test_the_table_has_the_lanes_data(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    page.click(".dp-lanes summary")
+    page.wait_for_timeout(400)
+    rounds = [r for f in frames for r in f["rounds"]]
+    cells = page.evaluate(
+        "[...document.querySelectorAll('.dp-lanes tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert len(cells) == len(rounds)
+    assert [int(c[4]) for c in cells] == [len(r.get("drafted", [])) for r in rounds]
+    assert [int(c[10]) for c in cells] == [len(r["tokens"]) for r in rounds]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "state", "words"),
+    [("on", "on", "drafted and verified"), ("off", "off", "not asked for"),
+     ("paused: the measured gain is 0.9", "off", "the measured gain is 0.9"),
+     ("warming: the draft reads the prompt", "warming", "the draft reads the prompt")],
+)  # fmt: skip
+def test_the_badge_says_why_speculation_is_off(open_page, speculation, state, words):
+    page = open_page()
+    step = Step(
+        Round(0, 1, 0.0, 0.1, (1,), "plain", speculation=speculation, finish="stop"), "a", ("a",), finish="stop"
+    )
+    draw(page, [Live("duotree").feed(step)])
+    assert page.get_attribute(".dp-badge", "data-state") == state
+    assert words in page.inner_text(".dp-badge")
+
+
+def test_a_speedup_below_one_is_shown_with_its_cause(open_page):
+    live = Live("duotree", plain_rate=500.0)
+    page = open_page()
+    draw(page, [live.feed(s) for s in Simulation(PROSE, hard=0.9).steps()])
+    assert "slower" in page.inner_text(".dp-gauge-speedup")
+
+
+def test_the_tree_shows_every_fate_and_a_chosen_round(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    page.click(".dp-text .dp-correction >> nth=3")
+    page.wait_for_timeout(100)
+    number = page.evaluate("document.querySelector('.dp-tree-title').textContent")
+    assert number.startswith("round ")
+    assert page.locator(".dp-node-accepted, .dp-node-correction").count() > 0
+    assert page.locator(".dp-node-rejected").count() > 0
+    page.click("[aria-label='next round']")
+    page.wait_for_timeout(100)
+    assert page.evaluate("document.querySelector('.dp-tree-title').textContent") != number
+
+
+@pytest.mark.parametrize(
+    "context",
+    [{"width": 390}, {"width": 390, "color_scheme": "dark"}, {"forced_colors": "active"}, {"reduced_motion": "reduce"}],
+    ids=str,
+)
+def test_it_fits_and_works_in_every_setting(open_page, context):
+    frames, _ = frames_of()
+    page = open_page(**context)
+    draw(page, frames[:30])
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(PAINTED) > 4
+
+
+def test_a_picture_out_of_sight_catches_up_when_it_is_shown(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    page.evaluate("place.style.display = 'none'")
+    draw(page, frames)
+    page.evaluate("place.style.display = ''")
+    page.wait_for_timeout(200)
+    assert page.evaluate(TEXT) == PROSE
+
+
+SMOOTH = """async ([frames, rate]) => {
+  const gaps = []; let last = performance.now(), on = true, sent = 0;
+  const tick = t => { gaps.push(t - last); last = t; if (on) requestAnimationFrame(tick); };
+  requestAnimationFrame(tick);
+  const began = performance.now();
+  for (const [due, frame] of frames) {
+    const rest = began + 1000 * due / rate - performance.now();
+    if (rest > 1) await new Promise(r => setTimeout(r, rest));
+    duochatPicture(place, frame);
+  }
+  const fed = performance.now(), goal = duochatPicture(place).model.tokens.length;
+  while (duochatPicture(place).ribbon.spans.length < goal) await new Promise(requestAnimationFrame);
+  on = false;
+  return { lag: (performance.now() - fed) / 1000, slow: gaps.slice(5).filter(g => g > 100).length, tokens: goal };
+}"""
+
+
+@pytest.mark.slow
+def test_four_thousand_tokens_at_sixty_a_second_stay_smooth(open_page):
+    live, timed, tokens = Live("duotree", 20.0), [], 0
+    for step in Simulation(PROSE * 40).steps():
+        timed.append((tokens, live.feed(step)))
+        tokens += len(step.pieces)
+        if tokens >= 4000:
+            break
+    page = open_page()
+    page.set_default_timeout(120_000)
+    result = page.evaluate(SMOOTH, [timed, 60])
+    print(json.dumps(result))
+    assert result["tokens"] >= 4000
+    assert result["lag"] <= 0.3
+    assert result["slow"] <= 5
+
+
+SEEK = """t => { const scrub = document.querySelector('.dpr-controls input');
+  scrub.value = t; scrub.dispatchEvent(new Event('input')); }"""
+CLOCK = "[Number(document.querySelector('.dpr-controls input').value), performance.now() / 1000]"
+
+
+# -- race ------------------------------------------------------------------------------------------------------------
+
+
+def race_record(text=PROSE):
+    from test_race import recording
+
+    return race.record_of(recording(text=text), recording("autoregressive", text))
+
+
+def test_a_saved_race_replays_without_a_server_and_without_a_network(open_page):
+    record = race_record()
+    page = open_page(race.to_html(record), reduced_motion="reduce")
+    page.wait_for_selector(".dpr-same")
+    assert "identical" in page.inner_text(".dpr-same")
+    texts = page.evaluate("[...document.querySelectorAll('.dp-text')].map(n => n.textContent)")
+    assert texts == [PROSE, PROSE]
+    assert f"{record['verdict']['factor']:.2f}×" in page.inner_text(".dpr-verdict")
+
+
+def test_at_a_time_of_the_clock_each_side_shows_what_it_had_then(open_page):
+    record = race_record()
+    page = open_page(race.to_html(record), reduced_motion="reduce")
+    page.wait_for_selector(".dpr-same")
+    for at in (1.5, 0.6):
+        page.evaluate(
+            SEEK,
+            at,
+        )
+        page.wait_for_timeout(150)
+        at = float(page.input_value(".dpr-controls input"))
+        shown = page.evaluate("[...document.querySelectorAll('.dp-text')].map(n => n.textContent)")
+        rounds = [run["frame"]["rounds"] for run in record["runs"]]
+        assert shown == ["".join(t[0] for r in side if r["at"][1] <= at for t in r["tokens"]) for side in rounds]
+
+
+def test_slow_motion_runs_at_its_part_of_real_time(open_page):
+    page = open_page(race.to_html(race_record()), reduced_motion="reduce")
+    page.click("button:has-text('0.25×')")
+    page.click("button:has-text('replay')")
+    (clock, now), (clock_later, later) = (page.evaluate(CLOCK), page.wait_for_timeout(1000) or page.evaluate(CLOCK))
+    assert (clock_later - clock) / (later - now) == pytest.approx(0.25, abs=0.05)
+
+
+# -- learn -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lesson_page(open_page):
+    lessons = learn.Lessons(None)
+    page = open_page()
+    names = ("recorded", "lesson", "own", "progress", "predict")
+    for name in names:
+        page.expose_function(f"server_{name}", getattr(lessons, name))
+    server = ", ".join(f"{name}: window.server_{name}" for name in names)
+    page.evaluate(f"duochat.learn(place, {{ server: {{ {server} }} }})")
+    page.wait_for_selector(".dpl-chapter")
+    return page
+
+
+def test_predict_then_reveal(lesson_page):
+    page = lesson_page
+    page.click("text=2. Round by round")
+    assert page.locator(".dpl-place").count() == 0
+    page.focus(".dpl-pick [role=button] >> nth=0")
+    page.keyboard.press("Enter")
+    assert page.get_attribute(".dpl-pick [role=button] >> nth=0", "aria-pressed") == "true"
+    page.click("button:text-is('Reveal')")
+    assert page.locator(".dpl-place").count() > 0
+    assert "You predicted" in page.inner_text(".dpl-stepper")
+    assert page.locator(".dpl-bar-target").count() > 0
+
+
+def test_the_what_if_panel_follows_its_sliders(lesson_page):
+    page = lesson_page
+    page.click("text=5. When it pays")
+    page.wait_for_selector(".dpl-measured")
+    page.click("text=a bad draft")
+    page.wait_for_selector(".dpl-slower")
+    assert "slower" in page.inner_text(".dpl-rates")
+
+
+def test_answers_are_checked(lesson_page):
+    page = lesson_page
+    page.click("text=7. Exercises")
+    page.click("text=The draft forced the target to take it")
+    assert "Not quite" in page.inner_text(".dpl-questions")
+    page.click("text=The draft guessed it and the target chose the same")
+    assert "Right" in page.inner_text(".dpl-questions")
+    assert page.inner_text(".dpr-status").startswith("1 of")
+
+
+def test_every_chapter_opens_at_390_pixels(lesson_page):
+    page = lesson_page
+    page.set_viewport_size({"width": 390, "height": 800})
+    for index in range(8):
+        page.click(f".dpl-chapter >> nth={index}")
+        page.wait_for_timeout(150)
+        assert page.inner_text(".dpl-stage, .dpl-body > p")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,5 +1,7 @@
 """A simulated engine for tests and demonstrations: no models, a clock of its own, the fates of a real one.
 
+`python tests/simulated.py assets/traces/example.jsonl` writes the example that the Learn tab ships.
+
 Two devices take turns on a virtual clock as in the design: the GPU verifies the tree, the CPU keeps drafting. The
 target's text is given; the draft's i-th choice is the target's token with a probability that differs by token.
 """
@@ -8,10 +10,14 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from duochat.engine.rounds import Batch, Draft, Round
 
@@ -260,3 +266,25 @@ class SimulatedEngine:
             if cancelled():
                 return
             yield step
+
+
+def main(file: str) -> None:
+    from duochat.app.chat import Options
+    from duochat.app.chat import Step as ChatStep
+    from duochat.app.recording import Recording
+
+    names = ("round", "text", "pieces", "draft_texts", "phase", "finish")
+    steps = [ChatStep(**{n: getattr(s, n) for n in names}) for s in Simulation(PROSE).steps() if s.round]
+    costs = {
+        "target": {1: 0.052, 2: 0.0522, 4: 0.0526, 8: 0.0535, 16: 0.0554},
+        "draft": {1: 0.009, 2: 0.0113, 4: 0.016},
+        "sweep": {1: 0.0121, 2: 0.009, 4: 0.0094},
+        "threads": 2,
+    }
+    prompt = "Write the quadratic formula and a Python function for it."
+    made = Recording(prompt, Options(seed=7, max_tokens=256), tuple(steps), {"target_device": "simulated"}, costs)
+    Path(file).write_text("\n".join(made.lines()) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

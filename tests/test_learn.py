@@ -234,3 +234,12 @@ def test_costs_that_are_objects_become_dicts():
 
     made = hardware.as_dict(Costs.of({1: 0.05}, {1: 0.01}))
     assert hardware.chosen(made)["budget"] == pytest.approx(5)
+
+
+def test_the_base_of_a_speedup_is_the_calibrated_plain_forward():
+    engine = SimulatedEngine()
+    assert hardware.plain_rate(engine) is None
+    engine.status = lambda: {"hardware": {"costs": COSTS}}
+    assert hardware.plain_rate(engine) == pytest.approx(20)
+    engine.status = lambda: {"hardware": {"costs": {**COSTS, "plain": 0.04}}}
+    assert hardware.plain_rate(engine) == pytest.approx(25)

@@ -125,8 +125,8 @@ def test_a_whole_race_through_what_the_page_calls():
     result = finished(races._jobs, answer["ticket"])["result"]
     assert [r["decoder"] for r in result["runs"]] == ["duotree", "speculative"]
     assert result["options"]["temperature"] == 0.7
-    assert "<html" in races.page(answer)["html"]
-    assert "<html" in races.page({"record": result})["html"]
+    assert "<html" in races.saved(answer)["html"]
+    assert "<html" in races.saved({"record": result})["html"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_an_unknown_ticket_and_a_foreign_record_are_refused():
     with pytest.raises(DuoChatError, match="no longer knows"):
         races.follow({"ticket": "7"})
     with pytest.raises(DuoChatError, match="not finished"):
-        races.page({"record": {"format": "other"}})
+        races.saved({"record": {"format": "other"}})
 
 
 def test_an_answer_without_tokens_is_no_recording():

@@ -16,7 +16,7 @@
       this.nav = el("nav", { class: "dpl-nav", "aria-label": "Chapters" });
       this.body = el("article", { class: "dpl-body", tabindex: "-1" });
       element.replaceChildren(el("div", { class: "dp-tab" },
-        el("header", { class: "dp-intro" }, el("h2", { text: "Learn" }), el("p", { text: "How a small model on the CPU and a large one on the GPU write one text together, faster than the large one alone and word for word the same. On an answer that really happened." })),
+        el("header", { class: "dp-intro" }, el("h2", { text: "Learn" }), el("p", { text: "How a small model on the CPU and a large one on the GPU write one text together, faster than the large one alone and word for word the same. Shown on a recorded answer, or on your own prompt." })),
         el("section", { class: "dp dpl" }, this.source, this.status, this.nav, this.body)));
       this.build();
     }
@@ -60,8 +60,8 @@
       this.round = Math.max(0, lesson.rounds.findIndex((r) => r.tested > 3));
       this.predictions = new Map();
       this.answers = new Map();
-      const { g = lesson.frame.gauges } = {};
-      this.say(`“${lesson.prompt}”: ${g.tokens} tokens in ${g.rounds} rounds with ${lesson.decoder}.`);
+      const { tokens, rounds } = lesson.frame.gauges;
+      this.say(`“${lesson.prompt}”: ${tokens} tokens in ${rounds} rounds with ${lesson.decoder}${lesson.device ? `, target on ${lesson.device}` : ""}.`);
       this.nav.replaceChildren(...lesson.chapters.map((chapter, i) => button(`${i + 1}. ${chapter.title}`, () => this.go(i), { class: "dpl-chapter" })));
       this.go(0);
     }

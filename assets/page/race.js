@@ -241,7 +241,7 @@
     }
 
     async saveHtml() {
-      const answer = await this.server.page(this.ticket ? { ticket: this.ticket } : { record: this.record });
+      const answer = await this.server.saved(this.ticket ? { ticket: this.ticket } : { record: this.record });
       if (answer.refused) return this.say(answer.refused, true);
       return save("race.html", answer.html, "text/html");
     }

@@ -34,6 +34,14 @@ def known(engine: Any) -> dict[str, Any]:
     return dict((status.get("hardware") or {}).get("costs") or {})
 
 
+def plain_rate(engine: Any) -> float | None:
+    """Tokens/s of plain decoding as calibrated, the base of every speedup; None while it is not known."""
+    costs = known(engine)
+    narrow = table(costs)["target"][:1]
+    seconds = costs.get("plain") or (narrow[0][1] if narrow else None)
+    return 1 / seconds if seconds else None
+
+
 def widening(target: Series) -> float:
     """Share of a narrow forward that each further token adds, from width 1 to the one nearest to 8."""
     if len(target) < 2:

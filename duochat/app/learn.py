@@ -40,7 +40,8 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
     """All that learn.js needs, as JSON."""
     costs = measured_costs(recording)
     return {
-        "name": name, "prompt": recording.prompt, "decoder": recording.decoder, "options": asdict(recording.options),
+        "name": name, "prompt": recording.prompt, "decoder": recording.decoder,
+        "device": recording.hardware.get("target_device", ""), "options": asdict(recording.options),
         "frame": recording.snapshot(1 / costs["target"]), "rounds": explain_all(recording), "costs": costs,
         "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
         "questions": questions(recording, costs), "formulas": FORMULAS,
@@ -118,7 +119,9 @@ class _Reader:
                 "was drafted below the wrong one is thrown away."
             )
         if r.last == "bonus":
-            return f"The whole tested branch was accepted, and the same forward also gave the token after it: {_quote(text)}."
+            return (
+                f"The whole tested branch was accepted, and the forward also gave the token after it: {_quote(text)}."
+            )
         return f"Nothing was tested here, so the forward gave one token: {_quote(text)}."
 
     def _why_accepted(self, r: Round, draft: int, text: str) -> str:
@@ -170,8 +173,8 @@ def measured_costs(recording: Recording) -> dict[str, Any]:
     else:
         target, draft = _seen_costs(recording.rounds)
         source = "taken from this answer's own times"
-    return {"target": target, "draft": draft, "c": draft / target, "budget": target / draft,
-            "widen": hardware.widening(table["target"]), "source": source}  # fmt: skip
+    return {"target": target, "draft": draft, "plain": recording.costs.get("plain") or target, "c": draft / target,
+            "budget": target / draft, "widen": hardware.widening(table["target"]), "source": source}  # fmt: skip
 
 
 def _seen_costs(rounds: list[Round]) -> tuple[float, float]:
@@ -199,7 +202,7 @@ def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str
         "alpha": stats.acceptance_rate if stats.tested else None,
         "gamma": stats.drafted / len(working) if working else None,
         "tau": stats.mean_accepted_length,
-        "speedup": speed * costs["target"] if speed else None,
+        "speedup": speed * costs["plain"] if speed else None,
         "hits": stats.hits / stats.outcomes if stats.outcomes else None,
     }
 

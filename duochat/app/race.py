@@ -191,7 +191,7 @@ class Races:
         self._jobs.stop(action.get("ticket"))
         return {}
 
-    def page(self, action: dict[str, Any]) -> dict[str, Any]:
+    def saved(self, action: dict[str, Any]) -> dict[str, Any]:
         """A race as a self-contained HTML file: the finished one of a ticket, or a saved record.
 
         Raises DuoChatError when there is none.
@@ -211,4 +211,4 @@ def _decoder(name: Any) -> str:
 def build(part: Callable[..., Any], engine: Engine) -> Any:
     """The tab's content, inside a gr.Tab. part: `ui.part`, which makes a component that a script draws."""
     races = Races(engine)
-    return part("race", serve=[races.prepare, races.start, races.follow, races.halt, races.page])
+    return part("race", serve=[races.prepare, races.start, races.follow, races.halt, races.saved])

@@ -111,6 +111,7 @@ class Engine:
             "draft_threads": self.costs.threads,
             "cores": available_cores(),
             "draft_fault": self.fault,
+            "costs": self.costs.to_dict(),
         }
 
 

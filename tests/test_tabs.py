@@ -1,0 +1,115 @@
+"""Race, Learn and Hardware inside Gradio, in a real browser: their handlers, their plots, and no outside host."""
+
+import re
+
+import pytest
+from simulated import PROSE, SimulatedEngine
+
+pytestmark = pytest.mark.browser
+playwright = pytest.importorskip("playwright.sync_api")
+gr = pytest.importorskip("gradio")
+
+COSTS = {"target": {"1": 0.05, "8": 0.0535}, "draft": {"1": 0.01, "2": 0.013}, "sweep": {"1": 0.02, "2": 0.01},
+         "threads": 2, "predicted": {"duotree": 40}, "measured": {"duotree": 38}}  # fmt: skip
+
+
+class Engine(SimulatedEngine):
+    def status(self):
+        return {"hardware": {"target_device": "simulated", "costs": {}}}
+
+    def calibrate(self):
+        return COSTS
+
+
+@pytest.fixture(scope="module")
+def address():
+    """A Blocks with the three tabs only."""
+    from duochat.app import hardware, learn, race, ui
+    from duochat.app.render import page_assets
+
+    engine = Engine(PROSE[:400])
+    with gr.Blocks(analytics_enabled=False) as blocks, gr.Tabs():
+        with gr.Tab("Race"):
+            race.build(ui.part, engine)
+        with gr.Tab("Learn"):
+            learn.build(ui.part, engine)
+        with gr.Tab("Hardware") as tab:
+            look, filled = hardware.build(engine)
+        tab.select(look, None, filled)
+    css, script = page_assets()
+    head = f"<style>{css}</style><script>{script}</script>"
+    _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)
+    yield url
+    blocks.close()
+
+
+@pytest.fixture
+def page(address):
+    outside = []
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path="/usr/bin/chromium", headless=True,
+                                    args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"])  # fmt: skip
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+        page.set_default_timeout(60_000)
+        page.on("request", lambda r: re.match(rf"{address}|data:|blob:", r.url) or outside.append(r.url))
+        page.on("pageerror", lambda fault: outside.append(str(fault)))
+        page.goto(address)
+        yield page
+        browser.close()
+    assert [u for u in outside if "fonts.g" not in u] == []  # Gradio's default theme; the page has its own
+
+
+def test_a_race_from_the_form_to_the_saved_file(page):
+    page.wait_for_selector(".dpr-chip")
+    page.click(".dpr-chip >> nth=1")
+    assert "Fibonacci" in page.input_value(".dpr-form textarea")
+    page.click("button:text-is('Start the race')")
+    page.wait_for_selector(".dpr-same")
+    assert "identical" in page.inner_text(".dpr-same")
+    with page.expect_download() as saving:
+        page.click("text=Save as HTML")
+    html = saving.value.path().read_text("utf-8")
+    assert "playRace" in html
+    assert PROSE[:40] in html
+    with page.expect_download() as saving:
+        page.click("text=Save as JSON")
+    page.set_input_files(".dpr-open input", saving.value.path())
+    page.wait_for_selector(".dpr-same")
+
+
+def test_an_empty_prompt_gets_a_sentence_and_the_form_stays_usable(page):
+    page.wait_for_selector(".dpr-chip")
+    page.fill(".dpr-form textarea", " ")
+    page.click("button:text-is('Start the race')")
+    page.wait_for_selector(".dpr-bad")
+    assert "empty" in page.inner_text(".dpr-status")
+    assert page.is_enabled("button:text-is('Start the race')")
+
+
+def test_a_lesson_on_the_users_own_prompt(page):
+    page.click("button[role=tab]:has-text('Learn')")
+    page.wait_for_selector(".dpl-chapter")
+    page.fill(".dpl-own input", "my own question")
+    page.click("text=Use it")
+    page.wait_for_selector("text=my own question")
+    page.click("text=5. When it pays")
+    page.wait_for_selector(".dpl-curve-prefetch")
+
+
+def test_measuring_again_fills_plot_and_table(page):
+    page.click("button[role=tab]:has-text('Hardware')")
+    page.click("#measure")
+    page.wait_for_selector("#hardware-plot .js-plotly-plot")
+    page.wait_for_selector("#hardware-table td")
+    assert "5.0 tokens" in page.inner_text("#hardware-summary")
+    assert page.locator("#hardware-table tbody tr").count() == 6
+
+
+def test_a_fault_of_the_calibration_is_a_sentence(page, monkeypatch):
+    def broken(self):
+        raise OSError("no sensor")
+
+    monkeypatch.setattr(Engine, "calibrate", broken)
+    page.click("button[role=tab]:has-text('Hardware')")
+    page.click("#measure")
+    page.wait_for_selector("#hardware-summary :text('no sensor')")

@@ -176,10 +176,24 @@
       const was = this.busy;
       this.setBusy(!["idle", "done"].includes(status.phase));
       this.state.show(status);
+      this.mention(status.notices);
+      if (status.phase === "idle") this.remind();
       if (was && !this.busy) {
         say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
         window.duochat.side_?.refresh();
       }
+    }
+
+    /** Notices of a running answer, as they come. */
+    mention(notices = []) {
+      const live = this.list.querySelector(".dc-message.live");
+      if (live) for (const words of notices.slice(live.querySelectorAll(".dc-note").length)) live.append(make("p.dc-note", {}, words));
+    }
+
+    /** Beside a conversation just opened stands the picture of its last answer. */
+    remind() {
+      const last = this.last("assistant"), picture = window.duochat.picture_;
+      if (last?.figures?.tokens && picture?.visible()) picture.of(last.id);
     }
 
     setBusy(busy) {
@@ -235,6 +249,7 @@
     }
 
     article(message) {
+      if (message.role === "system") return make("p.dc-note", {}, `System prompt of this conversation: ${message.text}`);
       const mine = message.role === "user";
       const body = make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
       const article = make(`article.dc-message.${mine ? "mine" : "theirs"}`, { "aria-label": mine ? "You" : "Answer", "data-id": message.id }, body);
@@ -264,7 +279,7 @@
         bar.append(button("retry", "Answer again", () => this.ask("retry", { message: message.id })));
         if (message.text && message.finish !== "stop" && !message.edited)
           bar.append(make("button.dc-text", { type: "button", onclick: () => this.ask("continue", { message: message.id }), html: icon("forward") }, "Continue"));
-        if (message.figures?.tokens) bar.append(button("lanes", "Show how it was made", () => window.duochat.picture_?.of(message.id)), this.figures(message.figures));
+        if (message.figures?.tokens) bar.append(button("lanes", "Show how it was made", () => window.duochat.picture_?.show(message.id)), this.figures(message.figures));
       } else if (this.last("user")?.id === message.id) bar.append(button("undo", "Take back", () => this.undo(message)));
       return bar;
     }

@@ -111,14 +111,6 @@
     }
   };
 
-  /** What the server does for a part: caller(server).name(action) is a promise of the answer. */
-  const caller = (server) =>
-    new Proxy({}, { get: (_, name) => async (action = {}) => {
-      const answer = await server.serve_part({ name, action });
-      if (answer === undefined || answer === null) throw new Error("The server does not answer: see whether DuoChat still runs.");
-      return answer;
-    } });
-
   /* ---- drawers ---- */
 
   const drawer = (id) => document.getElementById(id);
@@ -173,5 +165,5 @@
     if (e.key === "/") (e.preventDefault(), actions.focus?.());
   });
 
-  Object.assign(duochat, { make, icon, button, toast, say, copy, save, remember, recall, drawer, isOpen, toggle, help, actions, caller });
+  Object.assign(duochat, { make, icon, button, toast, say, copy, save, remember, recall, drawer, isOpen, toggle, help, actions });
 })();

@@ -25,8 +25,9 @@ from duochat.app import hardware, learn, race, render, ui_web
 from duochat.app.chat import Options
 from duochat.app.store import Store
 from duochat.app.ui_models import Models
-from duochat.app.ui_room import Look, Room
+from duochat.app.ui_room import Room
 from duochat.app.ui_settings import Controls, options_from, options_of
+from duochat.app.ui_view import Look
 
 MANY_TABS = 1000  # tabs remembered
 UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
@@ -40,7 +41,15 @@ HEAD = """
 """
 STYLES = ("page.css", "chat.css", "picture.css")
 SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", *render.SCRIPTS)
-PART = "duochat.{name}(element, {{ props, trigger, watch, server: duochat.caller(server) }}); /* {events} */"
+PART = """
+const call = async (name, action) => {{
+  const answer = await server.serve_part({{ name, action }});
+  if (answer === undefined || answer === null) throw new Error("The server does not answer: see whether it still runs.");
+  return answer;
+}};
+const calls = new Proxy({{}}, {{ get: (_, name) => (action = {{}}) => call(name, action) }});
+duochat.{name}(element, {{ props, trigger, watch, server: calls }}); /* events: {events} */
+"""
 
 log = logging.getLogger("duochat")
 
@@ -58,11 +67,12 @@ class Page:
     def _build(self) -> None:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
-            self.side = part("side", serve=[room.list, room.change, models.state, models.models, models.use])
+            self.side = part("side", serve=[room.conversations, room.change, models.state, models.models, models.use])
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
-                self.chat = part("chat", "'ask' 'open'", serve=[room.stop, room.look, room.choose, room.change, self.heard])
-                self.picture = part("picture", serve=[room.picture])
+                served = [room.stop, room.choose, room.change, room.view.look, self.heard]
+                self.chat = part("chat", "'ask' 'open'", serve=served)
+                self.picture = part("picture", serve=[room.view.picture])
             self._build_tabs()
         with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
             self.controls = Controls(room.defaults, models.settings.context_length)
@@ -115,7 +125,7 @@ class Page:
         look = self._looks[tab] = Look()
         while len(self._looks) > MANY_TABS:
             self._looks.popitem(last=False)[1].open = False
-        async for shown in self.room.watch(conversation, look):
+        async for shown in self.room.view.watch(conversation, look):
             yield {"conversation": conversation, "number": look.number(), **shown}
 
     def heard(self, action: dict[str, Any]) -> dict[str, Any]:
@@ -205,11 +215,16 @@ def launch(
     room = Room(worker, store or Store(), Options.of(settings))
     page = Page(room, Models(worker, settings))
     app = gr.mount_gradio_app(
-        ui_web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, footer_links=[], run_history=False,
-        auth=auth, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False, mcp_server=False,
-        theme=theme(),
+        ui_web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, auth=auth,
+        footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
+        mcp_server=False, theme=theme(),
     )  # fmt: skip
-    ui_web.serve(app, host, port, open_browser)
+    try:
+        ui_web.serve(app, host, port, open_browser)
+    finally:
+        room.close()
+        if hasattr(worker, "close"):
+            worker.close()
 
 
 def theme() -> gr.themes.Base:

@@ -155,6 +155,12 @@ class Runs:
         run.stop.set()
         threading.Timer(PATIENCE, self._end, (run, "cancelled")).start()
 
+    def close(self) -> None:
+        """End all answers at once; what they have is kept."""
+        for run in list(self._runs.values()):
+            run.stop.set()
+            self._end(run, "cancelled")
+
     def _drain(self, run: Run) -> None:
         """Whatever the engine does, the run ends with a finish."""
         try:

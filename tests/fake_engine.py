@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from duochat.app.chat import Options, Step
 from duochat.engine.rounds import Batch, Draft, Round
 
-ANSWER = """**Speculative decoding** lets a small *draft* model guess several tokens ahead 🚀 while the large model checks them.
+ANSWER = """**Speculative decoding** lets a small *draft* model guess several tokens ahead 🚀 as the large one checks.
 
 ## Why it works
 
@@ -41,10 +41,12 @@ def reverse(text: str) -> str:
 
 > Whatever was drafted, the text is the target's own. Voilà: naïve café 👩‍🚀.
 """
-HOSTILE = """Look: ![pixel](https://evil.example/a.png) and <img src="https://evil.example/b.png" onerror="window.pwned=1">
+HOSTILE = """Look: ![pixel](https://evil.example/a.png)
+<img src="https://evil.example/b.png" onerror="window.pwned=1">
 <script>window.pwned = 1</script> <style>@import url(https://evil.example/c.css)</style>
 [click](javascript:window.pwned=1) <iframe src="https://evil.example/d"></iframe> ![x](//evil.example/e.png)
-<link rel="prefetch" href="https://evil.example/f"> $\\href{javascript:window.pwned=1}{x}\\includegraphics{https://evil.example/g.png}$
+<link rel="prefetch" href="https://evil.example/f">
+$\\href{javascript:window.pwned=1}{x}\\includegraphics{https://evil.example/g.png}$
 """
 FILLER = "The draft writes ahead and the target decides, token by token, which words stay and which ones go. "
 

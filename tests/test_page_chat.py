@@ -3,76 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, expect  # noqa: E402
+pytest.importorskip("playwright")
+from browsing import TESTS, WAIT, Server, answered, hovered, last, send, visit
+from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.browser
-TESTS = Path(__file__).resolve().parent
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-WAIT = 15_000  # ms
-
-
-class Server:
-    """The app in a process of its own, on a free port and a store that survives it."""
-
-    def __init__(self, store: Path, *arguments: str) -> None:
-        self.store, self.arguments, self.port = store, arguments, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> Server:
-        command = [sys.executable, str(TESTS / "serve_fake.py"), str(self.port), "--store", str(self.store)]
-        self.process = subprocess.Popen([*command, *self.arguments])
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return self
-            time.sleep(0.1)
-        raise AssertionError("the server did not start")
-
-    def stop(self) -> None:
-        assert self.process
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("page") / "conversations.db", "--rate", "150").start()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as p:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-        running = p.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield running
-        running.close()
 
 
 @pytest.fixture
@@ -86,34 +28,6 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
     yield opened
     context.close()
     assert not faults
-
-
-def visit(page: Page, url: str) -> None:
-    page.goto(url)
-    page.wait_for_selector(".dc-composer textarea", timeout=30_000)
-    page.wait_for_selector(".dc-empty, .dc-message", timeout=WAIT)
-
-
-def send(page: Page, text: str) -> None:
-    page.locator(".dc-composer textarea").fill(text)
-    page.keyboard.press("Enter")
-
-
-def answered(page: Page, count: int = 1) -> None:
-    """Wait until the count-th answer is complete."""
-    expect(page.locator(".theirs .dc-tools")).to_have_count(count, timeout=WAIT)
-    expect(page.locator("body")).not_to_have_class(re.compile("dc-busy"), timeout=WAIT)
-
-
-def last(page: Page) -> str:
-    return page.locator("[data-testid=bot]").last.inner_text()
-
-
-def hovered(page: Page, who: str, name: str) -> None:
-    """Click a tool of the last message of the user ("mine") or the model ("theirs")."""
-    message = page.locator(f".dc-message.{who}").last
-    message.hover()
-    message.get_by_role("button", name=name).click()
 
 
 # ---- asking and reading
@@ -159,22 +73,32 @@ def test_an_empty_message_cannot_be_sent(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "phase"), [("SLOWLOAD", "Fetching"), ("SLOWPREFILL", "Reading the prompt"), ("LONG", "Writing"), ("DEAF", "Writing")]
+    ("word", "phase"),
+    [("SLOWLOAD", "Fetching"), ("SLOWPREFILL", "Reading the prompt"), ("LONG", "Writing"), ("DEAF", "Writing")],
 )
 def test_stop_answers_within_half_a_second(page: Page, word: str, phase: str) -> None:
-    """In every phase, also when the engine does not listen (DEAF); the next message works."""
+    """In every phase, also when the engine does not listen (DEAF)."""
     send(page, f"Please {word} LONG")
     expect(page.locator(".dc-phase")).to_contain_text(phase, timeout=WAIT)
-    took = page.evaluate(STOP_AND_TIME)
-    assert took <= 500, f"Stop took {took:.0f} ms"
+    stopped_in_time(page)
     expect(page.locator(".dc-message.theirs").last).to_contain_text("Stopped.")
 
 
+def stopped_in_time(page: Page) -> None:
+    """Press Stop; the answer ends within half a second. On a busy machine a mere call takes long too: that is added."""
+    call, took = page.evaluate(STOP_AND_TIME)
+    assert took <= 500 + 5 * max(0, call - 30), f"Stop took {took:.0f} ms, a mere call {call:.0f} ms"
+
+
 STOP_AND_TIME = """async () => {
-  const begun = performance.now();
-  document.querySelector('.dc-stop').click();
-  while (document.body.classList.contains('dc-busy')) await new Promise(requestAnimationFrame);
-  return performance.now() - begun;
+  const clock = async (work) => { const begun = performance.now(); await work(); return performance.now() - begun; };
+  const call = () => duochat.chat_.server.heard({ tab: "", number: 0 });
+  const mere = Math.max(await clock(call), await clock(call));
+  const took = await clock(async () => {
+    document.querySelector('.dc-stop').click();
+    while (document.body.classList.contains('dc-busy')) await new Promise(requestAnimationFrame);
+  });
+  return [Math.max(mere, await clock(call)), took];
 }"""
 
 
@@ -186,7 +110,7 @@ def test_stop_in_the_queue(page: Page, browser: Browser, server: Server) -> None
     visit(other, server.url)
     send(other, "And I?")
     expect(other.locator(".dc-phase")).to_contain_text("one answer before this one", timeout=WAIT)
-    assert other.evaluate(STOP_AND_TIME) <= 500
+    stopped_in_time(other)
     page.keyboard.press("Escape")
     answered(page)
     other.close()
@@ -208,11 +132,11 @@ def test_a_fault_is_a_sentence_and_the_next_message_works(page: Page, word: str,
 
 def test_a_setting_out_of_range_is_told_and_the_text_comes_back(page: Page) -> None:
     page.keyboard.press("Alt+s")
-    page.get_by_label("number input for Temperature").fill("-3")
+    page.get_by_label("Seed").fill("-3")
     page.keyboard.press("Tab")
     page.keyboard.press("Escape")
     send(page, "Keep me")
-    expect(page.locator(".dc-messages > .dc-fault")).to_contain_text("temperature is -3", timeout=WAIT)
+    expect(page.locator(".dc-messages > .dc-fault")).to_contain_text("seed is -3", timeout=WAIT)
     assert page.locator(".dc-composer textarea").input_value() == "Keep me"
 
 
@@ -263,7 +187,9 @@ def test_continue_extends_a_cut_answer(page: Page) -> None:
     answered(page)
     assert last(page).strip() == "This answer stops in the mid"
     hovered(page, "theirs", "Continue")
-    expect(page.locator("[data-testid=bot]").last).to_contain_text("in the mid And here it goes on to its end.", timeout=WAIT)
+    expect(page.locator("[data-testid=bot]").last).to_contain_text(
+        "in the mid And here it goes on to its end.", timeout=WAIT
+    )
     answered(page)
     expect(page.locator(".dc-versions")).to_contain_text("2/2")
 
@@ -377,13 +303,13 @@ def test_what_is_typed_survives_a_reload(page: Page) -> None:
 
 
 def test_restart_of_the_server(browser: Browser, tmp_path: Path) -> None:
-    """An open page says that the server is gone, keeps the text, and finds everything again, settings and picture too."""
+    """An open page says that the server is gone, keeps the text, and finds all again, settings and picture too."""
     running = Server(tmp_path / "c.db", "--rate", "100").start()
     page = browser.new_page()
     try:
         visit(page, running.url)
         page.keyboard.press("Alt+s")
-        page.locator("#preset").get_by_text("Creative").click()
+        page.get_by_role("radio", name="Creative").check()
         page.keyboard.press("Alt+s")
         send(page, "Remember me")
         answered(page)

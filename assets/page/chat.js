@@ -1,7 +1,7 @@
 /* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that ui.py sends. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, say, copy, remember, recall, actions } = window.duochat;
+  const { make, icon, button, toast, say, copy, actions } = window.duochat;
   const tab = Math.random().toString(36).slice(2);
   const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
   const EXAMPLES = [
@@ -20,7 +20,7 @@
       watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
       setInterval(() => this.listen(), 1000);
       window.addEventListener("hashchange", () => this.open(decodeURIComponent(location.hash.slice(1))));
-      this.open(decodeURIComponent(location.hash.slice(1)) || recall("conversation"));
+      this.open(decodeURIComponent(location.hash.slice(1)));
     }
 
     build(element) {
@@ -28,7 +28,7 @@
       this.list = make("div.dc-messages");
       this.thread.append(this.list);
       this.thread.addEventListener("scroll", () => this.noteScroll(), { passive: true });
-      this.down = button("down", "To the end", () => this.toEnd(true), "down");
+      this.down = button("down", "To the end", () => this.toEnd(), "down");
       this.state = new window.duochat.State();
       this.composer = new window.duochat.Composer((text) => this.send(text), () => this.stop(), this.state.meter);
       element.replaceChildren(make("div.dc-chat", {}, this.thread, this.down, make("div.dc-foot", {}, this.state.element, this.composer.element)));
@@ -81,7 +81,7 @@
       const article = this.article({ id: "new", role: "user", text, versions: [] });
       article.classList.add("sending");
       this.list.append(article);
-      this.toEnd(true);
+      this.toEnd();
     }
 
     refuse(ticket, why) {
@@ -92,6 +92,12 @@
       if (asked?.kind === "send") this.composer.giveBack(asked.text);
       if (asked?.kind === "edit") this.composer.giveBack(asked.text);
       this.fault(why);
+      if (this.conversation) this.resync();
+    }
+
+    /** Gradio could not hand a message to the server. */
+    failed() {
+      for (const ticket of [...this.pending.keys()]) this.refuse(ticket, "The message could not be sent: look at the settings, then send again. Your text is kept.");
     }
 
     settle(ticket) {
@@ -122,7 +128,6 @@
     }
 
     point() {
-      remember("conversation", this.conversation);
       history.replaceState(null, "", this.conversation ? `#${encodeURIComponent(this.conversation)}` : location.pathname + location.search);
     }
 
@@ -135,12 +140,29 @@
       if (asked) this.settle(value.ticket);
       if ((value.conversation || "") !== this.conversation) return;
       this.heard = Date.now();
+      this.acknowledge(value.number);
       if (value.thread) {
         this.draw(value.thread);
         setTimeout(() => this.composer.summary(), 200);
       }
       if (value.stream) this.grow(value.stream);
       if (value.status) this.show(value.status);
+    }
+
+    /** Tell the server how far the page has come, so that it never runs ahead; one word at a time. */
+    async acknowledge(number) {
+      this.drawn = number;
+      if (this.telling || !number) return;
+      this.telling = true;
+      try {
+        for (let told = 0; told !== this.drawn; ) {
+          told = this.drawn;
+          await new Promise((done) => setTimeout(done, 100));
+          await this.server.heard({ tab, number: (told = this.drawn) });
+        }
+      } catch { /* listen() finds out */ } finally {
+        this.telling = false;
+      }
     }
 
     adopt(conversation) {
@@ -154,10 +176,24 @@
       const was = this.busy;
       this.setBusy(!["idle", "done"].includes(status.phase));
       this.state.show(status);
+      this.mention(status.notices);
+      if (status.phase === "idle") this.remind();
       if (was && !this.busy) {
         say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
         window.duochat.side_?.refresh();
       }
+    }
+
+    /** Notices of a running answer, as they come. */
+    mention(notices = []) {
+      const live = this.list.querySelector(".dc-message.live");
+      if (live) for (const words of notices.slice(live.querySelectorAll(".dc-note").length)) live.append(make("p.dc-note", {}, words));
+    }
+
+    /** Beside a conversation just opened stands the picture of its last answer. */
+    remind() {
+      const last = this.last("assistant"), picture = window.duochat.picture_;
+      if (last?.figures?.tokens && picture?.visible()) picture.of(last.id);
     }
 
     setBusy(busy) {
@@ -189,7 +225,6 @@
     /* ---- drawing ---- */
 
     draw(thread) {
-      const stay = this.atEnd();
       this.messages = thread.messages || [];
       const kept = new Map();
       for (const message of this.messages) {
@@ -203,7 +238,6 @@
       this.articles = kept;
       const faults = [...this.list.querySelectorAll(":scope > .dc-fault")];
       this.list.replaceChildren(...(kept.size ? kept.values() : [this.welcome()]), ...faults);
-      if (stay) this.toEnd();
     }
 
     welcome() {
@@ -215,6 +249,7 @@
     }
 
     article(message) {
+      if (message.role === "system") return make("p.dc-note", {}, `System prompt of this conversation: ${message.text}`);
       const mine = message.role === "user";
       const body = make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
       const article = make(`article.dc-message.${mine ? "mine" : "theirs"}`, { "aria-label": mine ? "You" : "Answer", "data-id": message.id }, body);
@@ -244,7 +279,7 @@
         bar.append(button("retry", "Answer again", () => this.ask("retry", { message: message.id })));
         if (message.text && message.finish !== "stop" && !message.edited)
           bar.append(make("button.dc-text", { type: "button", onclick: () => this.ask("continue", { message: message.id }), html: icon("forward") }, "Continue"));
-        if (message.figures?.tokens) bar.append(button("lanes", "Show how it was made", () => window.duochat.picture_?.of(message.id)), this.figures(message.figures));
+        if (message.figures?.tokens) bar.append(button("lanes", "Show how it was made", () => window.duochat.picture_?.show(message.id)), this.figures(message.figures));
       } else if (this.last("user")?.id === message.id) bar.append(button("undo", "Take back", () => this.undo(message)));
       return bar;
     }
@@ -289,9 +324,7 @@
       const article = this.articles.get(message);
       const body = article?.querySelector(".dc-body");
       if (!body || body.children.length < from) return this.resync();
-      const stay = this.atEnd();
       this.blocks(body, from, blocks);
-      if (stay) this.toEnd();
     }
 
     blocks(body, from, blocks) {
@@ -318,25 +351,20 @@
 
     fault(words) {
       this.list.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, words)));
-      this.toEnd(true);
+      this.toEnd();
     }
 
     clearFaults() {
       this.list.querySelectorAll(":scope > .dc-fault").forEach((n) => n.remove());
     }
 
-    atEnd() {
-      const t = this.thread;
-      return t.scrollHeight - t.scrollTop - t.clientHeight < 80;
-    }
-
-    toEnd(always) {
-      this.thread.scrollTop = this.thread.scrollHeight;
-      if (always) this.noteScroll();
+    /** The thread grows from its end (column-reverse), so the end is at 0 and stays in view without a script. */
+    toEnd() {
+      this.thread.scrollTop = 0;
     }
 
     noteScroll() {
-      this.down.classList.toggle("shown", !this.atEnd());
+      this.down.classList.toggle("shown", this.thread.scrollTop < -80);
     }
   }
 

@@ -58,9 +58,9 @@
     const note = make("div.dc-toast", { role: "status" }, make("span", {}, words));
     const leave = () => note.remove();
     if (action) note.append(make("button", { type: "button", onclick: () => (action[1](), leave()) }, action[0]));
-    let shelf = document.querySelector(".dc-toasts");
-    if (!shelf) document.body.append((shelf = make("div.dc-toasts")));
-    shelf.append(note);
+    let stack = document.querySelector(".dc-toasts");
+    if (!stack) document.body.append((stack = make("div.dc-toasts")));
+    stack.append(note);
     setTimeout(leave, seconds * 1000);
   };
 
@@ -95,15 +95,17 @@
 
   /* ---- what the browser remembers ---- */
 
+  /** What is typed into a new chat belongs to this tab, all else to the browser. */
+  const shelf = (key) => (key === "draft." ? sessionStorage : localStorage);
   const remember = (key, value) => {
     try {
-      if (value) localStorage.setItem(`duochat.${key}`, value);
-      else localStorage.removeItem(`duochat.${key}`);
+      if (value) shelf(key).setItem(`duochat.${key}`, value);
+      else shelf(key).removeItem(`duochat.${key}`);
     } catch { /* private window: nothing is remembered */ }
   };
   const recall = (key) => {
     try {
-      return localStorage.getItem(`duochat.${key}`) || "";
+      return shelf(key).getItem(`duochat.${key}`) || "";
     } catch {
       return "";
     }

@@ -3,6 +3,8 @@
   "use strict";
   const { make, icon, button, toast, actions } = window.duochat;
 
+  const NO_GPU = "There is no GPU here: both lanes share the processor, which shows how it works rather than how fast it can be.";
+
   class Head {
     constructor(server) {
       this.server = server;
@@ -36,14 +38,18 @@
       const percent = all ? ` ${Math.floor((100 * done) / all)} %` : "";
       this.chip.dataset.is = state.state;
       this.chip.lastChild.textContent = state.state === "loading" ? `${capital(doing || "Loading")}${percent}` : state.state === "dead" ? "Not loaded" : state.target;
-      this.chip.title = `Target ${state.target}, draft ${state.draft}${state.error ? `. ${state.error}` : ""}`;
+      this.chip.classList.toggle("warn", Boolean(state.hardware.draft_fault));
+      document.body.classList.toggle("dc-no-gpu", state.hardware.target_device === "cpu");
+      this.chip.title = `Target ${state.target}, draft ${state.draft}${state.error ? `. ${state.error}` : ""}${state.hardware.target_device === "cpu" ? `. ${NO_GPU}` : ""}`;
       if (this.sheet) this.progress(state, doing, done, all);
     }
 
     progress(state, doing, done, all) {
       this.line.replaceChildren();
       if (state.state === "loading") this.line.append(make("span", {}, `${capital(doing || "Loading")}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`), make("progress.dc-progress", { max: 1, value: all ? done / all : null, "aria-label": "Progress" }));
-      else if (state.error) this.line.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, state.error)));
+      const off = state.error || state.hardware.draft_fault;
+      if (state.state !== "loading" && off) this.line.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, state.error || `Speculation is off: ${off}`)));
+      if (state.hardware.target_device === "cpu") this.line.append(make("p.dc-facts", {}, NO_GPU));
     }
 
     async pick() {

@@ -18,7 +18,8 @@
         this.list,
         make("footer", {}, this.file,
           make("button.dc-text", { type: "button", onclick: () => this.file.click(), html: icon("import") }, make("span", {}, "Import")),
-          make("button.dc-text", { type: "button", onclick: () => window.duochat.help(), html: icon("help") }, make("span", {}, "Shortcuts")))));
+          make("button.dc-text", { type: "button", title: "Save all conversations as one JSON file", onclick: () => this.export(), html: icon("export") }, make("span", {}, "Export")),
+          make("button.dc-text", { type: "button", title: "Keyboard shortcuts (?)", onclick: () => window.duochat.help(), html: icon("help") }, make("span", {}, "Keys")))));
       actions.search = () => this.find();
       document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
       window.duochat.head(server);
@@ -40,12 +41,13 @@
     async refresh(open = this.open || window.duochat.chat_?.conversation) {
       let found;
       try {
-        found = await this.server.list({ query: this.search.value });
+        found = await this.server.conversations({ query: this.search.value });
       } catch {
         return;
       }
       this.open = open;
       if (!found || found.refused) return;
+      if (found.notice && this.notice !== found.notice) toast((this.notice = found.notice), null, 30);
       this.draw(found.conversations);
       this.mark(this.open);
     }
@@ -127,8 +129,9 @@
       toast(`Deleted “${c.title}”`, ["Undo", async () => (await this.ask({ do: "restore", conversation: c.id }), this.refresh())]);
     }
 
-    async export(c, form) {
-      const answer = await this.ask({ do: "export", conversation: c.id, form });
+    /** One conversation in a form, or all as JSON. */
+    async export(c, form = "json") {
+      const answer = await this.ask({ do: "export", conversation: c?.id, form });
       if (answer) save(answer.name, answer.text, form === "json" ? "application/json" : "text/markdown");
     }
 
@@ -181,22 +184,28 @@
       window.duochatPicture?.(this.place, frame, () => this.of(this.message));
     }
 
+    /** The picture of an answer, brought into view. */
+    show(message) {
+      document.body.classList.remove("dc-no-picture");
+      document.body.classList.add("dc-show-picture");
+      this.of(message);
+    }
+
     async of(message) {
       if (this.fetching) return;
       this.fetching = true;
       try {
         const answer = await this.server.picture({ conversation: window.duochat.chat_.conversation, message });
-        if (answer?.refused) return toast(answer.refused);
+        if (answer.refused) return toast(answer.refused);
         this.message = message;
-        if (answer) (this.reveal(), this.draw(answer));
+        this.draw(answer);
       } finally {
         this.fetching = false;
       }
     }
 
-    reveal() {
-      document.body.classList.remove("dc-no-picture");
-      document.body.classList.add("dc-show-picture");
+    visible() {
+      return this.place.getClientRects().length > 0;
     }
 
     clear() {

@@ -32,7 +32,6 @@
       this.onsend = send;
       this.box.addEventListener("input", () => this.note());
       this.box.addEventListener("keydown", (e) => isSend(e) && (e.preventDefault(), this.submit()));
-      this.note();
     }
 
     /** The decoder and the sampling that the next answer is made with, on the button to the settings. */

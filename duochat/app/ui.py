@@ -6,6 +6,7 @@ page never waits for something that will not come.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import logging
@@ -20,12 +21,13 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio as
 import gradio as gr
 
 from duochat import DuoChatError
-from duochat.app import ui_web
+from duochat.app import hardware, learn, race, render, ui_web
 from duochat.app.chat import Options
 from duochat.app.store import Store
 from duochat.app.ui_models import Models
 from duochat.app.ui_room import Room
 from duochat.app.ui_settings import Controls, options_from, options_of
+from duochat.app.ui_view import Look
 
 MANY_TABS = 1000  # tabs remembered
 UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
@@ -38,8 +40,16 @@ HEAD = """
 {styles}{scripts}
 """
 STYLES = ("page.css", "chat.css", "picture.css")
-SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", "picture.js")
-PART = "duochat.{name}(element, {{ props, trigger, watch, server }}); /* {events} */"
+SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", *render.SCRIPTS)
+PART = """
+const call = async (name, action) => {{
+  const answer = await server.serve_part({{ name, action }});
+  if (answer === undefined || answer === null) throw new Error("The server does not answer: see whether it still runs.");
+  return answer;
+}};
+const calls = new Proxy({{}}, {{ get: (_, name) => (action = {{}}) => call(name, action) }});
+duochat.{name}(element, {{ props, trigger, watch, server: calls }}); /* events: {events} */
+"""
 
 log = logging.getLogger("duochat")
 
@@ -49,8 +59,7 @@ class Page:
 
     def __init__(self, room: Room, models: Models) -> None:
         self.room, self.models = room, models
-        self._looks: OrderedDict[str, int] = OrderedDict()  # tab -> its latest look; older ones end
-        self._count = itertools.count(1)
+        self._looks: OrderedDict[str, Look] = OrderedDict()  # tab -> its latest look; an older one ends
         self.blocks = gr.Blocks(title="DuoChat", analytics_enabled=False, fill_width=True)
         with self.blocks:
             self._build()
@@ -58,15 +67,28 @@ class Page:
     def _build(self) -> None:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
-            self.side = part("side", serve=[room.list, room.change, models.state, models.models, models.use])
-        with gr.Tabs(elem_id="tabs"), gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
-            self.chat = part("chat", "'ask' 'open'", serve=[room.stop, room.look, room.choose])
-            self.picture = part("picture", serve=[room.picture])
+            self.side = part("side", serve=[room.conversations, room.change, models.state, models.models, models.use])
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
+                served = [room.stop, room.choose, room.change, room.view.look, self.heard]
+                self.chat = part("chat", "'ask' 'open'", serve=served)
+                self.picture = part("picture", serve=[room.view.picture])
+            self._build_tabs()
         with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
             self.controls = Controls(room.defaults, models.settings.context_length)
         shown = [self.chat, self.picture, *self.controls.inputs, self.controls.preset]
-        self.chat.ask(self.ask, self.controls.inputs, shown[:2], **LIVE)
+        asked = self.chat.ask(self.ask, self.controls.inputs, shown[:2], **LIVE)
+        asked.failure(None, js="() => duochat.chat_.failed()")
         self.chat.open(self.open, None, shown, **LIVE)
+
+    def _build_tabs(self) -> None:
+        with gr.Tab("Race", id="race"):
+            race.build(part, self.models.worker)
+        with gr.Tab("Learn", id="learn"):
+            learn.build(part, self.models.worker)
+        with gr.Tab("Hardware", id="hardware") as tab:
+            look, filled = hardware.build(self.models.worker, sentence)
+        tab.select(look, None, filled, **QUIET)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -76,11 +98,11 @@ class Page:
         ticket = action.get("ticket")
         try:
             options = options_from(values, self.models.settings.context_length)
-            conversation = self.room.ask(action, options)
+            conversation = await asyncio.to_thread(self.room.ask, action, options)
             async for shown in self._watch(str(action.get("tab")), conversation):
-                yield numbered(shown, ticket=ticket)
+                yield values_of({"ticket": ticket, **shown})
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
-            yield numbered({"refused": sentence(fault)}, ticket=ticket)
+            yield values_of({"ticket": ticket, "refused": sentence(fault)})
 
     async def open(self, event: gr.EventData) -> AsyncIterator[tuple[Any, ...]]:
         """Show a conversation, and its answer if one is being written."""
@@ -92,55 +114,65 @@ class Page:
             if found := self.room.store.get(conversation):
                 settings = self.controls.updates(options_of(found.settings, self.room.defaults))
             async for shown in self._watch(str(action.get("tab")), conversation):
-                yield (*numbered(shown), *settings)
+                yield (*values_of(shown), *settings)
                 settings = skipped
         except Exception as fault:  # noqa: BLE001
-            yield (*numbered({"refused": sentence(fault)}), *skipped)
+            yield (*values_of({"refused": sentence(fault)}), *skipped)
 
     async def _watch(self, tab: str, conversation: str) -> AsyncIterator[dict[str, Any]]:
-        mine = self._looks[tab] = next(self._count)
-        self._looks.move_to_end(tab)
+        if tab in self._looks:
+            self._looks.pop(tab).open = False
+        look = self._looks[tab] = Look()
         while len(self._looks) > MANY_TABS:
-            self._looks.popitem(last=False)
-        async for shown in self.room.watch(conversation, lambda: self._looks.get(tab) == mine):
-            yield {"conversation": conversation, **shown}
+            self._looks.popitem(last=False)[1].open = False
+        async for shown in self.room.view.watch(conversation, look):
+            yield {"conversation": conversation, "number": look.number(), **shown}
+
+    def heard(self, action: dict[str, Any]) -> dict[str, Any]:
+        """The page has drawn the value of that number."""
+        if look := self._looks.get(str(action.get("tab"))):
+            look.heard = max(look.heard, int(action["number"]))
+        return {}
 
 
-def part(name: str, events: str = "", serve: Sequence[Callable[..., Any]] = ()) -> gr.HTML:
-    """A gr.HTML that a script of the page draws: duochat.<name>(element, tools)."""
+def part(name: str, events: str = "", serve: Sequence[Callable[[dict[str, Any]], Any]] = ()) -> gr.HTML:
+    """A gr.HTML that a script of the page draws: duochat.<name>(element, tools).
+
+    serve: what the script may call, as `await tools.server.<function's name>(action)`.
+    """
     return gr.HTML(
         value="", html_template="<div></div>", js_on_load=PART.format(name=name, events=events), elem_id=name,
-        apply_default_css=False, server_functions=[served(do) for do in serve],
+        apply_default_css=False, server_functions=[dispatcher(serve)],
     )  # fmt: skip
+
+
+def dispatcher(serve: Sequence[Callable[[dict[str, Any]], Any]]) -> Callable[[dict[str, Any]], Any]:
+    """One function for all that a part serves: Gradio makes each an attribute of the component, where names clash."""
+    known = {do.__name__: do for do in serve}
+
+    def serve_part(call: dict[str, Any]) -> Any:
+        """call: {"name", "action"}. Gives what the function gives, or {"refused": sentence}."""
+        try:
+            return known[call["name"]](dict(call.get("action") or {}))
+        except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
+            return {"refused": sentence(fault)}
+
+    return serve_part
 
 
 _serial = itertools.count(1)
 
 
-def numbered(shown: dict[str, Any], ticket: Any = None) -> tuple[Any, Any]:
-    """Values for the chat and the picture; every value differs from the one before, so that none goes unnoticed."""
-    serial = next(_serial)
+def values_of(shown: dict[str, Any]) -> tuple[Any, Any]:
+    """Values for the chat and the picture; each differs from the one before, so that none goes unnoticed."""
     frames = shown.pop("frames", None)
-    of = {"serial": serial, "conversation": shown.get("conversation"), "message": shown.pop("message", None)}
-    return wire({"serial": serial, "ticket": ticket, **shown}), wire({**of, "frames": frames}) if frames else gr.skip()
+    head = {"serial": next(_serial), "conversation": shown.get("conversation"), "message": shown.pop("message", None)}
+    return wire({**head, **shown}), wire({**head, "frames": frames}) if frames else gr.skip()
 
 
 def wire(value: dict[str, Any]) -> str:
     """JSON as one string: Gradio sends structured values as patches, which its client cannot always apply."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-
-
-def served(do: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """For the page's scripts, which call it as server.<name>(action): what `do` gives, or {"refused": sentence}."""
-
-    def call(action: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return do(dict(action or {}))
-        except Exception as fault:  # noqa: BLE001
-            return {"refused": sentence(fault)}
-
-    call.__name__ = do.__name__
-    return call
 
 
 def sentence(fault: Exception) -> str:
@@ -183,11 +215,16 @@ def launch(
     room = Room(worker, store or Store(), Options.of(settings))
     page = Page(room, Models(worker, settings))
     app = gr.mount_gradio_app(
-        ui_web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, footer_links=[], run_history=False,
-        auth=auth, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False, mcp_server=False,
-        theme=theme(),
+        ui_web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, auth=auth,
+        footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
+        mcp_server=False, theme=theme(),
     )  # fmt: skip
-    ui_web.serve(app, host, port, open_browser)
+    try:
+        ui_web.serve(app, host, port, open_browser)
+    finally:
+        room.close()
+        if hasattr(worker, "close"):
+            worker.close()
 
 
 def theme() -> gr.themes.Base:

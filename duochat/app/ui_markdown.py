@@ -49,8 +49,8 @@ def _draw_math(tokens: list[Token], index: int, _options: object, _env: object) 
 
 def _draw_image(tokens: list[Token], index: int, _options: object, _env: object) -> str:
     token = tokens[index]
-    source, words = str(token.attrs.get("src", "")), token.content or "image"
-    return f'<a class="image" href="{html.escape(source)}" target="_blank" rel="noopener noreferrer">{html.escape(words)}</a>'
+    source, words = html.escape(str(token.attrs.get("src", ""))), html.escape(token.content or "image")
+    return f'<a class="image" href="{source}" target="_blank" rel="noopener noreferrer">{words}</a>'
 
 
 def _draw_link(tokens: list[Token], index: int, _options: object, _env: object) -> str:

@@ -13,11 +13,11 @@ class Models:
     """worker: has `status()` and `restart(settings)`; without them the picker only names the pair."""
 
     def __init__(self, worker: Any, settings: Settings) -> None:
-        self._worker, self.settings = worker, settings
+        self.worker, self.settings = worker, settings
 
     def state(self, _action: dict[str, Any]) -> dict[str, Any]:
         """What the head of the page shows: {pair, state, loading, error, hardware}; asked for often, so it is cheap."""
-        status = self._worker.status() if hasattr(self._worker, "status") else {"state": "ready"}
+        status = self.worker.status() if hasattr(self.worker, "status") else {"state": "ready"}
         return {
             "target": short_name(self.settings.target), "draft": short_name(self.settings.draft),
             "state": status["state"], "loading": status.get("loading"), "error": status.get("error", ""),
@@ -40,7 +40,7 @@ class Models:
             raise DuoChatError("There is no such pair of models: reload the page.")
         before, self.settings = self.settings, found
         try:
-            self._worker.restart(found)
+            self.worker.restart(found)
         except DuoChatError:
             self.settings = before
             raise

@@ -1,43 +1,40 @@
-"""What a page does with conversations: ask, retry, edit, continue, undo, switch versions, watch. No Gradio here.
+"""What a page does with conversations: ask, retry, edit, continue, undo, switch versions. No Gradio here.
 
-A room joins the store (what was said) and the runs (what is being said). All that it hands to a page is plain data
-for `chat.js`.
+A room joins the store (what was said), the runs (what is being said) and the view (what a page sees of both).
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
-from collections.abc import AsyncIterator
+import threading
 from dataclasses import asdict
-from functools import lru_cache
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app.chat import Options
-from duochat.app.render import Live
+from duochat.app import hardware
+from duochat.app.chat import Options, Step
 from duochat.app.store import Message, Store
 from duochat.app.ui_machine import Machine
-from duochat.app.ui_markdown import Stream, render
 from duochat.app.ui_runs import Run, Runs
+from duochat.app.ui_view import View, meta_of
 
-INTERVAL = 1 / 15  # seconds between two updates of a page
 TITLE = 48  # characters of the first message that name a conversation
 LONGEST_MESSAGE = 200_000  # characters
-
-render_once = lru_cache(maxsize=512)(render)
 
 
 class Room:
     """One for the whole app; every tab and user meets here."""
 
     def __init__(self, engine: Any, store: Store, defaults: Options) -> None:
-        self.store, self.defaults = store, defaults
-        self.runs = Runs(engine, self._keep)
-        self.machine = Machine()
+        self._engine, self.store, self.defaults = engine, store, defaults
+        machine = Machine()
+        self.runs = Runs(engine, self._keep, machine.load)
+        self.view = View(store, self.runs, machine)
+        self._asking = threading.Lock()
 
-    # -- what a user can ask for -------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Stop all answers and keep what they have."""
+        self.runs.close()
 
     def ask(self, action: dict[str, Any], options: Options) -> str:
         """Do what the page asks and return the conversation's id.
@@ -45,14 +42,15 @@ class Room:
         action: {"kind", "conversation", "message", "text"}; kinds: send, retry, edit, continue. Raises DuoChatError.
         """
         kind, text = str(action.get("kind")), str(action.get("text") or "")
-        conversation = self._conversation(action, options)
-        if self.runs.of(conversation):
-            raise DuoChatError("This conversation is still being answered: press Stop first.")
-        self.store.configure(conversation, asdict(options))
         do = {"send": self._send, "retry": self._retry, "edit": self._edit, "continue": self._continue}.get(kind)
         if do is None:
             raise DuoChatError(f"The page asked for something unknown ({kind}): reload it.")
-        do(conversation, action, text, options)
+        with self._asking:  # two tabs may ask at once
+            conversation = self._conversation(action, options)
+            if self.runs.of(conversation):
+                raise DuoChatError("This conversation is still being answered: press Stop first.")
+            do(conversation, action, text, options)
+            self.store.configure(conversation, asdict(options))
         return conversation
 
     def _conversation(self, action: dict[str, Any], options: Options) -> str:
@@ -95,7 +93,12 @@ class Room:
         past = [{"role": m.role, "content": m.content} for m in self.store.thread(conversation)]
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
-        self.runs.start(Run(conversation, answer.id, messages, options, before))
+        self.runs.start(Run(conversation, answer.id, messages, options, before, self._plain_rate()))
+
+    def _plain_rate(self) -> float | None:
+        """Tokens/s of plain decoding as the calibration measured it."""
+        forward = hardware.known(self._engine).get("plain")
+        return 1 / forward if forward else None
 
     def _message(self, conversation: str, action: dict[str, Any]) -> Message:
         found = [m for m in self.store.thread(conversation) if m.id == action.get("message")]
@@ -115,32 +118,20 @@ class Room:
             self.runs.stop(run)
         return {}
 
-    def look(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The thread again, for a page that missed something."""
-        return self.thread(str(action.get("conversation")))
-
     def choose(self, action: dict[str, Any]) -> dict[str, Any]:
         """Show another version of a message; returns the thread."""
         conversation = str(action.get("conversation"))
         self.store.select(conversation, int(action["message"]))
-        return self.thread(conversation)
+        return self.view.thread(conversation)
 
-    def picture(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The picture of an answer, whole."""
-        run = self.runs.of(str(action.get("conversation")))
-        if run and run.message == action.get("message"):
-            return run.live.snapshot()
-        live = Live()
-        for step in self.store.trace(int(action["message"])):
-            live.feed(step)
-        return live.snapshot()
-
-    def list(self, action: dict[str, Any]) -> dict[str, Any]:
+    def conversations(self, action: dict[str, Any]) -> dict[str, Any]:
         """The conversations that the query finds, the latest first."""
         found = self.store.conversations(str(action.get("query") or ""))
-        return {"conversations": [
-            {"id": c.id, "title": c.title, "updated": c.updated, "running": self.runs.of(c.id) is not None} for c in found
-        ]}  # fmt: skip
+        listed = [
+            {"id": c.id, "title": c.title, "updated": c.updated, "running": self.runs.of(c.id) is not None}
+            for c in found
+        ]
+        return {"notice": self.store.notice, "conversations": listed}
 
     def change(self, action: dict[str, Any]) -> dict[str, Any]:
         """Rename, delete, restore, undo, export or import."""
@@ -161,6 +152,9 @@ class Room:
         self.store.restore(conversation)
 
     def _export(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        """A file's name and text; of all conversations when the action names none."""
+        if not action.get("conversation"):
+            return {"name": "duochat-conversations.json", "text": self.store.export(None)}
         found = self.store.get(conversation)
         name = re.sub(r"[^\w-]+", "-", found.title if found else "").strip("-").lower()[:60] or "conversation"
         ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
@@ -173,93 +167,10 @@ class Room:
         """Take the message and what followed it out of view; its text goes back to the composer."""
         message = self._message(conversation, action)
         self.store.settle(conversation, message.parent)
-        return {**self.thread(conversation), "text": message.content}
+        return {**self.view.thread(conversation), "text": message.content}
 
-    def _keep(self, run: Run) -> None:
-        self.store.update(run.message, run.before + run.text, meta_of(run), run.steps)
-
-    # -- what a page sees --------------------------------------------------------------------------------------------
-
-    def thread(self, conversation: str) -> dict[str, Any]:
-        """The whole conversation as the page draws it."""
-        found = self.store.get(conversation)
-        if found is None:
-            return {"conversation": "", "title": "", "messages": []}
-        running = self.runs.of(conversation)
-        messages = [draw(m, running) for m in self.store.thread(conversation)]
-        return {"conversation": conversation, "title": found.title, "messages": messages}
-
-    async def watch(self, conversation: str, still: Any) -> AsyncIterator[dict[str, Any]]:
-        """Values for the page: first the whole thread, then what is new while it is answered, last the whole again.
-
-        still: called without arguments; False ends the watching (the tab looks elsewhere).
-        """
-        run = self.runs.of(conversation)
-        yield {"thread": self.thread(conversation), "status": self.status(run)}
-        if run is None:
-            return
-        stream, frames, busy = Stream(), 0, 0.0
-        while still() and not run.done.is_set():
-            await asyncio.sleep(max(INTERVAL, 8 * busy))
-            begun = time.monotonic()
-            ready = len(run.frames)
-            yield {
-                "stream": grown(run, stream), "status": self.status(run), "message": run.message,
-                "frames": run.frames[frames:ready],
-            }  # fmt: skip
-            frames, busy = ready, time.monotonic() - begun
-        if still():
-            yield {
-                "thread": self.thread(conversation), "status": self.status(run), "message": run.message,
-                "frames": run.frames[frames:],
-            }  # fmt: skip
-
-    def status(self, run: Run | None) -> dict[str, Any]:
-        """The line under the answer."""
-        if run is None:
-            return {"phase": "idle", "queue": self.runs.busy()}
-        figures = run.stats.to_dict()
-        return {
-            "phase": run.phase, "finish": run.finish, "doing": run.doing, "progress": run.progress,
-            "rate": run.rate(),
-            "tokens": run.stats.completion_tokens, "alpha": figures["acceptance_rate"] if run.stats.tested else None,
-            "tau": run.stats.mean_accepted_length or None,
-            "ttft": run.first_at - run.asked_at if run.first_at else None,
-            "context": [run.prompt_tokens + run.stats.completion_tokens, run.context_length],
-            "speculation": run.speculation, "decoder": run.options.decoder, "notices": list(run.notices),
-            "error": run.error, **self.machine.load(),
-        }  # fmt: skip
-
-
-def grown(run: Run, stream: Stream) -> dict[str, Any]:
-    """The blocks of the running answer from the first one that may have changed."""
-    first, blocks = stream.blocks(run.before + run.text)
-    return {"message": run.message, "from": first, "blocks": blocks}
-
-
-def draw(message: Message, running: Run | None) -> dict[str, Any]:
-    """One message as the page draws it."""
-    live = running is not None and running.message == message.id
-    text = running.before + running.text if live else message.content
-    drawn = {
-        "id": message.id, "role": message.role, "text": text, "versions": list(message.versions), "live": live,
-        **{k: message.meta.get(k) for k in ("finish", "error", "notices", "figures", "edited") if k in message.meta},
-    }  # fmt: skip
-    if message.role == "assistant":
-        drawn["blocks"] = render(text) if live else list(render_once(text))
-    return drawn
-
-
-def meta_of(run: Run) -> dict[str, Any]:
-    """What is kept beside an answer: its settings and figures."""
-    return {
-        "finish": run.finish, "error": run.error, "notices": run.notices, "options": asdict(run.options),
-        "figures": {
-            "rate": run.stats.to_dict()["tokens_per_s"], "alpha": run.stats.to_dict()["acceptance_rate"],
-            "tau": run.stats.mean_accepted_length, "ttft": run.stats.first_token_at,
-            "tokens": run.stats.completion_tokens, "decoder": run.options.decoder,
-        },
-    }  # fmt: skip
+    def _keep(self, run: Run, steps: list[Step] | None) -> None:
+        self.store.update(run.message, run.before + run.text, meta_of(run), steps)
 
 
 def title_of(text: str) -> str:

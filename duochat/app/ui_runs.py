@@ -21,6 +21,7 @@ from duochat.engine.rounds import Round, Stats
 
 WINDOW = 2.0  # seconds over which the live tokens/s are taken
 PATIENCE = 0.25  # seconds after Stop until the page goes on without the engine's word
+KEEP_EVERY = 3.0  # seconds between two savings of an answer that is being written
 CRASHED = "The answer failed ({}). What was written so far is kept; send again to retry."
 
 log = logging.getLogger("duochat")
@@ -36,7 +37,8 @@ class Engine(Protocol):
 class Run:
     """One answer: asked for, waiting, being written or finished.
 
-    message: the store's id of the message that it becomes. before: text that the answer continues.
+    message: the store's id of the message that it becomes. before: text that the answer continues. plain_rate:
+    tokens/s of plain decoding on this machine, None while unknown.
     """
 
     conversation: str
@@ -44,6 +46,7 @@ class Run:
     messages: list[dict[str, str]]
     options: Options
     before: str = ""
+    plain_rate: float | None = None
     text: str = ""
     phase: str = "queued"  # queued, loading, prefill, decode, done
     doing: str = ""  # what is being loaded
@@ -58,16 +61,18 @@ class Run:
     stats: Stats = field(default_factory=Stats)
     frames: list[dict[str, Any]] = field(default_factory=list)
     asked_at: float = field(default_factory=time.monotonic)
+    kept_at: float = field(default_factory=time.monotonic)
     first_at: float | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.live = Live(self.options.decoder)
+        self.live = Live(self.options.decoder, self.plain_rate)
+        self._lock = threading.Lock()
         self._recent: deque[tuple[float, int]] = deque()
 
-    def take(self, step: Step) -> None:
-        """Note one step of the engine."""
+    def take(self, step: Step, load: dict[str, float]) -> None:
+        """Note one step of the engine. load: utilisation of the devices now (see Machine)."""
         self.phase = step.phase or self.phase
         self.progress = step.progress if step.phase in ("queued", "loading", "prefill") else None
         self.text += step.text
@@ -82,7 +87,13 @@ class Run:
         if step.round is not None:
             self.steps.append(step)
             self._count(step.round)
-        self.frames.append(self.live.feed(step))
+        with self._lock:
+            self.frames.append(self.live.feed(step, load))
+
+    def frames_from(self, seen: int) -> list[dict[str, Any]]:
+        """What a picture lacks that has seen so many frames; in one piece when it has seen none."""
+        with self._lock:
+            return [self.live.snapshot()] if self.frames and not seen else self.frames[seen:]
 
     def _count(self, r: Round) -> None:
         now = time.monotonic()
@@ -108,11 +119,18 @@ class Run:
         return count / span if span > 0 else 0.0
 
 
-class Runs:
-    """The answers under way, one a conversation. finished(run) is called once for each, before `run.done` is set."""
+Save = Callable[[Run, list[Step] | None], None]
 
-    def __init__(self, engine: Engine, finished: Callable[[Run], None]) -> None:
-        self._engine, self._finished = engine, finished
+
+class Runs:
+    """The answers under way, one a conversation.
+
+    save(run, steps) stores an answer: as it stands every few seconds (steps None), when it ends, and last with the
+    steps of its trace. load: see `Run.take`.
+    """
+
+    def __init__(self, engine: Engine, save: Save, load: Callable[[], dict[str, float]]) -> None:
+        self._engine, self._save, self._load = engine, save, load
         self._runs: dict[str, Run] = {}
         self._lock = threading.RLock()
 
@@ -137,6 +155,12 @@ class Runs:
         run.stop.set()
         threading.Timer(PATIENCE, self._end, (run, "cancelled")).start()
 
+    def close(self) -> None:
+        """End all answers at once; what they have is kept."""
+        for run in list(self._runs.values()):
+            run.stop.set()
+            self._end(run, "cancelled")
+
     def _drain(self, run: Run) -> None:
         """Whatever the engine does, the run ends with a finish."""
         try:
@@ -144,7 +168,10 @@ class Runs:
                 with self._lock:
                     if run.done.is_set():
                         return  # the page has gone on without it
-                    run.take(step)
+                    run.take(step, self._load())
+                if time.monotonic() - run.kept_at > KEEP_EVERY:
+                    run.kept_at = time.monotonic()
+                    self._keep(run)
         except DuoChatError as fault:
             run.error = run.error or str(fault)
         except Exception as fault:
@@ -157,10 +184,14 @@ class Runs:
             if run.done.is_set():
                 return
             run.finish, run.phase = run.finish or finish, "done"
-            try:
-                self._finished(run)
-            except Exception:
-                log.exception("the answer could not be stored")
-                run.notices.append("The answer could not be saved: check the free space on the disk.")
+            self._keep(run)
             run.done.set()
             self._runs.pop(run.conversation, None)
+        self._keep(run, run.steps)  # a long trace takes its time; nobody waits for it
+
+    def _keep(self, run: Run, steps: list[Step] | None = None) -> None:
+        try:
+            self._save(run, steps)
+        except Exception:
+            log.exception("the answer could not be stored")
+            run.notices.append("The answer could not be saved: check the free space on the disk.")

@@ -31,18 +31,13 @@ PRESETS = {
 SHAPED = ("temperature", "top_k", "top_p", "min_p")
 
 
-def loose(component: Any) -> Any:
-    """The component, whose value reaches the handler unchecked: a fault is then told in the chat, not lost before."""
-    component.preprocess = lambda payload: payload
-    return component
-
-
 def slider(low: float, high: float, value: float, step: float, label: str, info: str) -> gr.Slider:
-    return loose(gr.Slider(low, high, value, step=step, label=label, info=info))
+    return gr.Slider(low, high, value, step=step, label=label, info=info)
 
 
 def number(value: int, label: str, info: str) -> gr.Number:
-    return loose(gr.Number(value, precision=0, minimum=0, label=label, info=info))
+    """No minimum: Gradio would refuse the event without a word to the page; `options_from` says what is wrong."""
+    return gr.Number(value, precision=0, label=label, info=info)
 
 
 def stop_lines(stop: tuple[str, ...]) -> str:

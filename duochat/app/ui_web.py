@@ -22,9 +22,10 @@ from duochat import DuoChatError
 PAGE = Path(__file__).resolve().parents[2] / "assets" / "page"
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 USED = (
-    "/assets/", "/static/", "/page/", "/gradio_api/queue/", "/gradio_api/run/", "/gradio_api/component_server",
-    "/gradio_api/cancel", "/gradio_api/info", "/gradio_api/reset", "/gradio_api/heartbeat/", "/gradio_api/startup-events", "/theme.css",
-    "/config", "/login", "/logout", "/manifest.json", "/favicon.ico", "/robots.txt", "/svelte/",
+    "/assets/", "/static/", "/page/", "/svelte/", "/theme.css", "/config", "/login", "/logout", "/manifest.json",
+    "/favicon.ico", "/robots.txt", "/gradio_api/queue/", "/gradio_api/run/", "/gradio_api/component_server",
+    "/gradio_api/cancel", "/gradio_api/info", "/gradio_api/reset", "/gradio_api/heartbeat/",
+    "/gradio_api/startup-events",
 )  # fmt: skip
 
 

@@ -57,9 +57,7 @@ class OwnCache(torch.nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
 
-def compile_layers(
-    model: torch.nn.Module, cache: SlotCache, argument: str, whole: bool = True, **options: Any
-) -> None:
+def compile_layers(model: torch.nn.Module, cache: SlotCache, argument: str, whole: bool = True, **options: Any) -> None:
     """Wrap the decoder layers and mark them for compilation, which happens at their first call (seconds each).
 
     argument: the name under which layers take the cache. whole: the cache's writes and the attention are compiled
@@ -87,7 +85,9 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     """Raises DuoChatError when the model is not a plain stack of layers."""
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
-        raise DuoChatError(f"{type(model).__name__} is no plain stack of layers: choose another target, or compile off.")
+        raise DuoChatError(
+            f"{type(model).__name__} is no plain stack of layers: set compile to false."
+        )
     return layers
 
 

@@ -97,7 +97,7 @@ class Forward:
         logits = []
         for width in (1, 2):
             rows = Rows(range(1, 1 + width), (), 0, range(width))
-            shape = Shape(width, width, 256)
+            shape = Shape(width, width, min(256, self.cache.capacity))
             self._start(rows, shape, Memo(self.cache.capacity), Sampling())
             logits.append(self._logits[:width].clone())
         return logits

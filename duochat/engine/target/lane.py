@@ -14,6 +14,7 @@ from duochat import DuoChatError
 from duochat.engine.lanes import Answer, Cancelled, never
 from duochat.engine.sampling import Sampling
 from duochat.engine.target import loading
+from duochat.engine.target.attention import EXACT, NAME
 from duochat.engine.target.forward import Forward
 from duochat.engine.target.memo import Edge, Memo
 from duochat.engine.target.rows import Rows
@@ -30,16 +31,24 @@ class TorchTarget:
     """
 
     def __init__(
-        self, model: torch.nn.Module, context_length: int, graphs: bool = False, reproducible: bool = False
+        self,
+        model: torch.nn.Module,
+        context_length: int,
+        compile: Sequence[str] = (),
+        graphs: bool = False,
+        reproducible: bool = False,
+        attention: str = NAME,
     ) -> None:
+        """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
         self.context_length = context_length
         self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
         self.vocab = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
-        self._shapes = Shapes(capacity, graphs, REPRODUCIBLE_WIDTH if reproducible else None)
-        self._forward = Forward(model, capacity, graphs)
+        self._forward = Forward(model, capacity, EXACT if reproducible else attention)
+        self._forward.settle(compile, graphs)
+        self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self.device: torch.device = self._forward.device
         self.device = self._forward.device
         self.most_nodes = self._shapes.most_nodes
@@ -136,7 +145,9 @@ class TorchTarget:
             "target_dtype": str(model.dtype).removeprefix("torch."),
             "target_weight_bytes": loading.weight_bytes(model),
             "target_widths": list(self._shapes.widths) if self._shapes.padded else "any",
-            "target_attention": "sdpa, grouped heads",
-            "target_graphs": self._shapes.padded,
+            "target_attention": model.config._attn_implementation,
+            "target_compiled_layers": self._forward.compiled,
+            "target_graphs": self._forward.graphs,
+            "target_notes": list(self._forward.notes),
             **self.facts,
         }

@@ -10,10 +10,12 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.target import skinny, widened
 from duochat.engine.target.attention import NAME
-from duochat.engine.target.compiling import compile_layers
+from duochat.engine.target.joining import join
 
 if TYPE_CHECKING:
     from duochat.engine.target.lane import TorchTarget
+
+COMPILE = ("whole", "parts")  # in the order of trial
 
 
 def load(
@@ -32,10 +34,11 @@ def load(
     if isinstance(threads, int) and place.type == "cpu":
         torch.set_num_threads(threads)
     model = read(folder, place, pick_dtype(dtype, place))
+    cuda = place.type == "cuda"
     products = "skinny" if compile and place.type == "cpu" and skinny.swap(model) else "torch"
-    if compile and place.type == "cuda" and compile_layers(model):
-        products = "torch, layers compiled"
-    made = target(model, min(context_length, longest(model)), place.type == "cuda", reproducible)
+    if compile and cuda and join(model):
+        products = "torch, joined"
+    made = target(model, min(context_length, longest(model)), COMPILE if compile and cuda else (), cuda, reproducible)
     made.facts["target_products"] = products
     return made
 

@@ -17,7 +17,7 @@ from duochat.engine.lanes import Answer, Cancelled, Candidates
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Tree
-from duochat.lab import ablations, bench, contest, contestants, figures, goals, metrics, report, tasks
+from duochat.lab import ablations, bench, contest, contestants, figures, goals, machine, metrics, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -640,3 +640,29 @@ def test_llama_cpp_needs_a_gguf_file(pair, tmp_path):
     load = Loader(replace(settings, target=str(folder)), talk.engine, 128, lambda *_: None)
     with pytest.raises(DuoChatError, match="GGUF"):
         load("llama.cpp")
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_the_machine_is_described_and_a_busy_one_is_named():
+    found = machine.describe()
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert {"duochat", "python", "torch", "transformers"} <= found["versions"].keys()
+    assert 0 <= found["cpu_load"] <= 1
+    idle = found | {"cpu_load": 0.05, "gpus": []}
+    assert machine.warning(idle) == ""
+    card = {"name": "a card", "load": 0.5}
+    assert "the CPU is 90 % busy and a card is 50 % busy" in machine.warning(idle | {"cpu_load": 0.9, "gpus": [card]})
+
+
+def test_peak_memory_begins_anew():
+    machine.reset_peaks()
+    before = machine.peaks()["host_bytes"]
+    block = bytearray(64 << 20)
+    during = machine.peaks()["host_bytes"]
+    del block
+    machine.reset_peaks()
+    assert during - before > 50 << 20
+    assert machine.peaks()["host_bytes"] < during - (30 << 20)

@@ -72,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
     talk = load_chat(settings, bar)
     if talk.engine.drafter is None:
         raise DuoChatError(f"There is nothing to compare without a draft: {talk.engine.fault}")
+    bar("Measuring both devices", 0, 0)
+    talk.engine.calibrate()  # a stored calibration may be of a busier hour
     contestants = [Decoder(name, talk.engine) for name in names]
     if args.ablate:
         contestants += variants(talk.engine, args.temperature)

@@ -311,21 +311,25 @@ def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float = 
     return Friction(max(1.0, busy / quiet), max(1.0, slower), between_forwards)
 
 
-def rehearse(engine: Any, contexts: Sequence[Sequence[int]], max_tokens: int = 64) -> list[Recording]:
-    """Recordings of plain decoding's greedy answers, made now."""
-    plain, found = Decoder(REFERENCE, engine), []
+def rehearse(engine: Any, context: Sequence[int], max_tokens: int) -> Recording:
+    """A recording of plain decoding's greedy answer, made now."""
+    timed = Decoder(REFERENCE, engine).answer(context, Sampling(), max_tokens, never)
+    tokens = timed.figures["tokens"]
+    forward = (timed.total_s - timed.first_s) / (len(tokens) - 1) if len(tokens) > 1 else 0.0
+    return record(engine.drafter, context, tokens, timed.first_s, max_tokens=max_tokens, forward=forward)
+
+
+def forecast(
+    engine: Any,
+    contexts: Sequence[Sequence[int]],
+    max_tokens: int = 64,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, float]:
+    """Tokens per second to expect of each decoder here, from the engine's costs and a rehearsal of some prompts."""
+    recordings = []
     for context in contexts:
-        timed = plain.answer(context, Sampling(), max_tokens, never)
-        tokens = timed.figures["tokens"]
-        forward = (timed.total_s - timed.first_s) / (len(tokens) - 1) if len(tokens) > 1 else 0.0
-        others = {"max_tokens": max_tokens, "forward": forward}
-        found.append(record(engine.drafter, context, tokens, timed.first_s, **others))
-    return found
-
-
-def forecast(engine: Any, contexts: Sequence[Sequence[int]], max_tokens: int = 64) -> dict[str, float]:
-    """Tokens per second to expect of each decoder here, from the engine's costs and a rehearsal; takes seconds."""
-    recordings = rehearse(engine, contexts, max_tokens)
+        recordings.append(rehearse(engine, context, max_tokens))
+        progress(len(recordings), len(contexts))
     return predict(engine.costs, recordings, friction=friction(engine.target, engine.drafter, engine.costs))
 
 

@@ -118,6 +118,15 @@ def test_tokens_of_a_branch_that_the_target_did_not_take_are_no_candidates():
     assert [b["text"] for b in place["bars"]] == ["no", "maybe", "right"]
 
 
+def test_drafts_below_a_dead_token_are_no_candidates_of_the_first_place():
+    """A batch in flight while the tree is re-rooted brings children of tokens that are gone."""
+    late = Draft(4, 99, 10, 4, 0.9, 0.9, 1)
+    assert [b["text"] for b in explained(drafted=(*DRAFTED, late), ignored=(3, 4))["places"][0]["bars"]] == [
+        "yes",
+        "other",
+    ]
+
+
 def test_at_a_temperature_the_bars_carry_the_noise_that_both_lanes_share():
     import numpy as np
 

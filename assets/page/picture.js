@@ -33,7 +33,7 @@
 
   const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
   const fixed = (x, digits = 1) => (isNumber(x) ? x.toFixed(digits) : "–");
-  const percent = (x) => (isNumber(x) ? `${Math.round(100 * x)} %` : "–");
+  const percent = (x) => (!isNumber(x) ? "–" : x > 0 && x < 0.005 ? "< 1 %" : `${Math.round(100 * x)} %`);
   const seconds = (x) => (!isNumber(x) ? "–" : x < 0.1 ? `${fixed(1000 * x, x < 0.01 ? 1 : 0)} ms` : `${fixed(x, 2)} s`);
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
   /** Text made visible in a label: spaces and line ends have signs of their own. */
@@ -961,11 +961,13 @@
     const nodes = new Map(drafts.map((d) => [d.id, { draft: d, state: stateIn(d, round), pending: pending.has(d.id), children: [] }]));
     const before = model.tokens[round.first - 1];
     const root = { root: true, text: before ? before.text : "…", children: [] };
-    for (const node of nodes.values()) (nodes.get(node.draft.parent) || root).children.push(node);
+    const rootId = before && before.kind === "accepted" ? before.draft : -1;
+    const above = ({ parent, position }) => nodes.get(parent) || (parent === rootId && position === round.position ? root : null);
+    for (const node of nodes.values()) above(node.draft)?.children.push(node); // what hangs below a dead token is left out
     const last = round.tokens[round.tokens.length - 1];
     if (last && last[1] !== "accepted") {
-      const above = nodes.get(round.accepted[round.accepted.length - 1]) || root;
-      above.children.unshift({ target: true, text: last[0], state: last[1], prob: last[2], children: [] });
+      const tip = nodes.get(round.accepted[round.accepted.length - 1]) || root;
+      tip.children.unshift({ target: true, text: last[0], state: last[1], prob: last[2], children: [] });
     }
     return place(root, (n) => (n.draft ? rank(n.draft) : 3));
   }

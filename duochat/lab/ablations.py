@@ -37,6 +37,8 @@ class OneSequence(Parallel):
 class InTurns(Best):
     """The draft rests while the target computes."""
 
+    waits_for_prompt = True  # else it would never come to read it
+
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         return [] if verifying else super().frontier(tree, verifying)
 
@@ -85,7 +87,8 @@ class Reseeded:
     """A drafter that is told another sampling than the target."""
 
     def __init__(self, drafter: Any, change: Callable[[Sampling], Sampling]) -> None:
-        self.drafter, self.change, self.candidates = drafter, change, drafter.candidates
+        self.drafter, self.change = drafter, change
+        self.candidates, self.thread = drafter.candidates, drafter.thread
 
     def expand(
         self, context: Sequence[int], nodes: Sequence[Node], sampling: Sampling, cancelled: Callable[[], bool]

@@ -85,9 +85,7 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     """Raises DuoChatError when the model is not a plain stack of layers."""
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
-        raise DuoChatError(
-            f"{type(model).__name__} is no plain stack of layers: set compile to false."
-        )
+        raise DuoChatError(f"{type(model).__name__} is no plain stack of layers: set compile to false.")
     return layers
 
 

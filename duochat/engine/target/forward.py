@@ -122,6 +122,17 @@ class Forward:
         tokens, *probs = reply[:3, : shape.kept]
         return Answers(tokens.tolist(), *(p.view(np.float32).tolist() for p in probs), transfer)
 
+    @torch.no_grad()
+    def alone(self, rows: Rows, shape: Shape, memo: Memo, count: int = 20) -> float:
+        """Seconds of a greedy answer on the device, `count` of them back to back."""
+        self.answer(rows, shape, memo, Sampling())
+        begun = time.perf_counter()
+        for _ in range(count):
+            self._play(shape, lambda: self._compute(shape))
+            self._play((choose.greedy, shape.width, shape.kept), lambda: self._choose(choose.greedy, shape))
+        self._fetch()
+        return (time.perf_counter() - begun) / count
+
     def _start(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
         rows.pack(shape, memo, sampling, self._host.numpy())
         self._packed[: shape.length].copy_(self._host[: shape.length], non_blocking=True)

@@ -13,7 +13,7 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.lanes import Answer, Cancelled, never
 from duochat.engine.sampling import Sampling
-from duochat.engine.target import loading
+from duochat.engine.target import loading, memory
 from duochat.engine.target.attention import EXACT, NAME
 from duochat.engine.target.forward import Forward
 from duochat.engine.target.memo import Edge, Memo
@@ -75,8 +75,17 @@ class TorchTarget:
         assert context, "a context has at least one token"
         assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
         done = self._memo.match(context)
-        done = self._prefill(context, done, len(tree), cancelled, progress)
-        return self._answer(list(context[done:]), tree, sampling)
+        try:
+            done = self._prefill(context, done, len(tree), cancelled, progress)
+            return self._answer(list(context[done:]), tree, sampling)
+        except RuntimeError as fault:
+            if not memory.ran_out(fault):
+                raise
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise DuoChatError(
+                "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
+            ) from fault
 
     def _prefill(
         self,
@@ -128,14 +137,24 @@ class TorchTarget:
         return {w: self._median(w, pretended, repeats) for w in widths if w <= self.most_nodes + 1}
 
     def _median(self, width: int, memo: Memo, repeats: int) -> float:
-        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
-        shape = self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
+        rows, shape = self._pretend(width, memo)
         times = []
         for _ in range(repeats + 1):
             begun = time.perf_counter()
             self._forward.answer(rows, shape, memo, Sampling())
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])
+
+    def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
+        """Rows that leave no trace in the cache."""
+        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
+        return rows, self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
+
+    def replay_seconds(self, width: int, context: int) -> float:
+        """Seconds of the device's part of a forward, many back to back: what a round costs without its host part."""
+        pretended = Memo(self._memo.capacity)
+        pretended.used[:context] = True
+        return self._forward.alone(*self._pretend(width, pretended), pretended)
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

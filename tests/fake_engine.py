@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from duochat.app.chat import Options, Step
 from duochat.engine.rounds import Batch, Draft, Round
@@ -56,10 +57,10 @@ def tokens_of(text: str) -> list[str]:
 
 
 class FakeEngine:
-    """rate: tokens per second. load_s: seconds that loading takes."""
+    """rate: tokens per second. ended: file for the time at which the last answer was finished."""
 
-    def __init__(self, rate: float = 60.0, context_length: int = 4096, load_s: float = 0.0) -> None:
-        self.rate, self.context_length, self.load_s = rate, context_length, load_s
+    def __init__(self, rate: float = 60.0, context_length: int = 4096, ended: Path | None = None) -> None:
+        self.rate, self.context_length, self.ended = rate, context_length, ended
         self._line: list[object] = []
 
     def reply(self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]) -> Iterator[Step]:
@@ -84,7 +85,7 @@ class FakeEngine:
         if "BOOM" in asked:
             raise RuntimeError("the fake engine was told to fail")
         begun = time.monotonic()
-        if not (yield from self._phase("loading", self.load_s or (10 if "SLOWLOAD" in asked else 0.05), cancelled)):
+        if not (yield from self._phase("loading", 10 if "SLOWLOAD" in asked else 0.05, cancelled)):
             return
         prompt = sum(len(m["content"]) // 4 + 4 for m in messages)
         if not (yield from self._phase("prefill", 10 if "SLOWPREFILL" in asked else 0.1, cancelled, prompt)):
@@ -124,6 +125,8 @@ class FakeEngine:
             texts = tuple(pieces[shown : shown + count])
             shown += count
             finish = ("length" if "CUT" in asked else "stop") if shown >= len(pieces) else None
+            if finish and self.ended:
+                self.ended.write_text(str(time.time()))
             step, draft_texts = rounds.make(texts, now, count / self.rate, finish)
             yield Step(
                 round=step, text="".join(texts), pieces=texts, draft_texts=draft_texts, phase="decode",

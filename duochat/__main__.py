@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -207,17 +208,21 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Measure both devices and print what follows for the draft budget."""
-    from duochat.engine.engine import Engine
+    """Measure both devices, and print the draft budget that follows and the tokens per second to expect."""
+    from duochat.lab import simulate, tasks
 
     bar = terminal.Bar()
-    engine = Engine.load(_settings(args), bar)
-    if engine.fault:
-        raise DuoChatError(engine.fault)
+    talk, _ = _load_chat(_settings(args))
+    if talk.engine.fault:
+        raise DuoChatError(talk.engine.fault)
     bar("Measuring both devices", 0, 0)
-    costs = engine.calibrate()
+    costs = talk.engine.calibrate()
+    questions = tasks.load(limit=1)
+    contexts = [talk.tokenizer.prompt([{"role": "user", "content": q.turns[0]}]) for q in questions]
+    expected = simulate.forecast(talk.engine, contexts, progress=partial(bar, "Trying a prompt of each task"))
     bar.close()
-    _print({"c": 1 / costs.budget, "draft_budget": costs.budget, **costs.to_dict(), **engine.describe()}, args.json)
+    budget = {"c": 1 / costs.budget, "draft_budget": costs.budget, "tokens_per_s": expected}
+    _print({**budget, **costs.to_dict(), **talk.engine.describe()}, args.json)
     return 0
 
 

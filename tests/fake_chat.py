@@ -42,14 +42,15 @@ class SayingEngine:
     Each round also drafts and loses one token, `drafted`.
     """
 
-    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65):
+    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65, prefill_s=0):
         self.says, self.width, self.rate, self.drafted = list(says), width, rate, drafted
+        self.prefill_s = prefill_s
         self.eos, self.context_length = frozenset(eos), context_length
         self.asked = []
 
     def decode(self, context, request, cancelled, progress):
         self.asked.append((list(context), request))
-        progress and progress(len(context), len(context))
+        self._read(len(context), cancelled, progress)
         stop = StopRule(request, self, len(context))
         began, says, emitted = time.monotonic(), iter(self.says), 0
         for index in range(len(self.says) + 1):
@@ -65,6 +66,13 @@ class SayingEngine:
             yield self._round(index, tokens, len(context) + emitted, stop.finish)
             if stop.finish:
                 return
+
+    def _read(self, prompt, cancelled, progress):
+        chunks = 100 if self.prefill_s else 1
+        for done in range(1, chunks + 1):
+            if progress and not cancelled():
+                time.sleep(self.prefill_s / chunks)
+                progress(prompt * done // chunks, prompt)
 
     def _round(self, index, tokens, position, finish):
         drafted = (Draft(index, -1, position, self.drafted, 0.5, 0.5, 1),)

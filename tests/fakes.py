@@ -2,6 +2,7 @@
 
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -77,6 +78,7 @@ class FakeDrafter:
     """kind: perfect (the target's own scores), wrong (never its first choice), random, or noisy (half right)."""
 
     candidates = 4
+    thread = ThreadPoolExecutor(1)
 
     def __init__(self, kind="perfect", seed=0, delay=lambda: 0.0, fail_at=None):
         self.kind, self.rng, self.delay, self.fail_at = kind, random.Random(seed), delay, fail_at

@@ -4,6 +4,7 @@ import argparse
 import html
 import json
 import re
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,10 +12,12 @@ import pytest
 from fakes import VOCAB, FakeDrafter, FakeTarget, costs
 
 from duochat import DuoChatError
-from duochat.engine.lanes import Cancelled
+from duochat.engine.budget import Costs
+from duochat.engine.lanes import Answer, Cancelled, Candidates
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import bench, contestants, figures, goals, metrics, report, tasks
+from duochat.engine.tree import Tree
+from duochat.lab import ablations, bench, contest, contestants, figures, goals, machine, metrics, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -41,6 +44,12 @@ def answer():
         pending=(4, 5, 6), accepted=(4, 5), ignored=(6,), waited=0.1, budget=2.0, hit=True, finish="stop",
     )  # fmt: skip
     return [prefill, first, second]
+
+
+def traits(*names, **kinds):
+    """What a report must know of contestants."""
+    kinds = dict.fromkeys(names, "decoder") | kinds
+    return {name: {"kind": kind, "decoder": name, "budget": None} for name, kind in kinds.items()}
 
 
 def found(total_s=2.1):
@@ -153,7 +162,7 @@ def test_drafting_and_devices():
 
 
 def test_every_figure_is_described():
-    s = report.build([timed("autoregressive", "1", 9, 1.0)], {"autoregressive": "decoder"}, {}, {})
+    s = report.build([timed("autoregressive", "1", 9, 1.0)], traits("autoregressive"), {}, {})
     assert s["decoders"]["autoregressive"]["all"].keys() == report.FIGURES.keys()
     assert s.keys() <= report.SECTIONS.keys()
 
@@ -251,12 +260,14 @@ ABOUT = {"settings": {"target": "t", "draft": "d", "max_tokens": 24, "temperatur
          "machine": {"cpu": "c", "cores": 1, "cpu_load": 0.0, "gpus": [], "versions": {}}}  # fmt: skip
 
 
-def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=None, **args):
-    args = argparse.Namespace(**{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False} | args)
-    plan = plan or bench.Plan(QUESTIONS, max_tokens=24)
+def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=None, everybody=None, **args):
+    args = argparse.Namespace(
+        **{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False, "simulate": False} | args
+    )
+    plan = plan or contest.Plan(QUESTIONS, max_tokens=24)
     about = {key: dict(value) for key, value in ABOUT.items()}
     engine = engine or Engine()
-    ours = [contestants.Decoder(name, engine) for name in names]
+    ours = everybody or [contestants.Decoder(name, engine) for name in names]
     status = bench.measure(args, plan, engine, Tokenizer(), ours, about)
     return status, json.loads(args.json.read_text())
 
@@ -342,8 +353,8 @@ def test_order_turns_and_contexts_are_the_same_for_all():
                 0.1, 0.2, {"tokens": [7, 8] if self.name == "autoregressive" else [9], "finish": "stop"}
             )
 
-    b = bench.Bench([Contestant(n) for n in ("autoregressive", "b", "c")], Tokenizer(), 1000,
-                    bench.Plan(QUESTIONS, Sampling(seed=5), repeat=2))  # fmt: skip
+    b = contest.Bench([Contestant(n) for n in ("autoregressive", "b", "c")], Tokenizer(), 1000,
+                    contest.Plan(QUESTIONS, Sampling(seed=5), repeat=2))  # fmt: skip
     for _ in b.run():
         pass
     asked = asked[3:]  # warm-up
@@ -378,15 +389,15 @@ def test_an_interrupted_benchmark_keeps_what_is_done_and_goes_on(tmp_path):
     def both():
         return [contestants.Decoder(name, Engine()) for name in ("autoregressive", "duotree")]
 
-    plan = bench.Plan(QUESTIONS, max_tokens=24)
-    b = bench.Bench(both(), Tokenizer(), 1000, plan)
+    plan = contest.Plan(QUESTIONS, max_tokens=24)
+    b = contest.Bench(both(), Tokenizer(), 1000, plan)
     assert [len(b.runs) for _ in b.run(lambda: len(b.runs) >= 5)] == [4]
     assert len(b.runs) == 5
     about = {**ABOUT, "settings": {"max_tokens": 24}}
     path = tmp_path / "out.json"
-    bench.save(path, report.build(b.runs, bench.kinds(b), about, b.timelines))
+    bench.save(path, report.build(b.runs, bench.traits(b), about, b.timelines))
 
-    again = bench.Bench(both(), Tokenizer(), 1000, plan)
+    again = contest.Bench(both(), Tokenizer(), 1000, plan)
     bench.resume(again, path, {"max_tokens": 24})
     assert again.runs == b.runs
     for _ in again.run():
@@ -420,6 +431,130 @@ def test_emptying_the_caches_is_not_timed():
     assert timed.total_s < 0.04
 
 
+# ---------------------------------------------------------------- ablations
+
+
+def variant(name, engine, temperature=0.0):
+    return next(v for v in ablations.variants(engine, temperature) if v.name == name)
+
+
+def slow_engine(kind="noisy"):
+    engine = Engine(kind)
+    engine.target = FakeTarget(eos=(), delay=lambda: 4e-3)
+    engine.target.device = SimpleNamespace(type="cpu")
+    return engine
+
+
+def rounds_of(name, engine=None, temperature=0.0):
+    sampling = Sampling(temperature, seed=3)
+    return variant(name, engine or slow_engine(), temperature).answer([5, 6, 7], sampling, 40, lambda: False).rounds
+
+
+def test_no_ablation_changes_the_text():
+    for temperature in (0.0, 1.0):
+        sampling = Sampling(temperature, seed=1)
+        answers = {
+            v.name: v.answer([5, 6, 7], sampling, 30, lambda: False).figures["tokens"]
+            for v in (contestants.Decoder("autoregressive", Engine()), *ablations.variants(Engine(), temperature))
+        }
+        assert len({tuple(tokens) for tokens in answers.values()}) == 1
+        assert all(name in ablations.__doc__ or "-budget-" in name for name in [*answers][1:])
+        assert ("tree-other-noise" in answers) == (temperature > 0)
+
+
+def test_a_fixed_budget_holds():
+    assert max(len(r.pending) for r in rounds_of("tree-budget-2", slow_engine("perfect"))) == 2
+
+
+def test_one_sequence_is_a_chain():
+    drafted = [d for r in rounds_of("paper-one-sequence") for d in r.drafted]
+    assert drafted
+    assert {d.rank for d in drafted} == {1}
+
+
+def test_in_turns_no_batch_begins_beside_a_forward():
+    rounds = rounds_of("tree-in-turns")
+    batches = [b for r in rounds for b in r.batches]
+    assert batches
+    assert not any(r.started + 1e-3 < b.started < r.ended - 1e-3 for r in rounds for b in batches)
+
+
+def test_without_prefetch_siblings_of_verified_tokens_are_left_alone():
+    """root - a - b, and beside them a sibling of each: s (of a) and t (of b). Verified: a and b."""
+    tree = Tree([1, 2])
+    tree.grow(tree.root, Candidates((10, 11), (0.9, 0.1)))
+    a, s = tree.root.children
+    tree.grow(a, Candidates((12, 13), (0.9, 0.1)))
+    b, t = a.children
+    schedule = ablations.NoPrefetch(Costs.of({1: 8e-3, 16: 9e-3}, {1: 1e-3, 8: 1e-3}), 2)
+    assert schedule.pending(tree) == [a, b]
+    assert set(schedule.frontier(tree, verifying=True)) == {b}
+    tree.grow(b, Candidates((14,), (0.9,)))
+    assert set(schedule.frontier(tree, verifying=True)) == {b.children[0]}
+    tree.grow(b.children[0], Candidates((), ()))
+    assert schedule.frontier(tree, verifying=True) == []
+    assert set(schedule.frontier(tree, verifying=False)) == {s, t}
+
+
+def test_without_ngram_and_without_calibration():
+    repeated = slow_engine("wrong")
+
+    def verify(context, tree, *_):
+        time.sleep(3e-3)
+        return Answer([4] * (len(tree) + 1), [1.0] * (len(tree) + 1), [])
+
+    repeated.target.verify = verify
+    origins = {d.origin for r in rounds_of("tree-no-ngram", repeated) for d in r.drafted}
+    assert origins == {"model"}
+    assert "ngram" in {d.origin for r in rounds_of("tree-no-calibration", repeated) for d in r.drafted}
+    firsts = [d for r in rounds_of("tree-no-calibration") for d in r.drafted if d.parent == -1 and d.origin == "model"]
+    assert any(d.reach == pytest.approx(d.prob) for d in firsts)
+
+
+def test_other_noise_reaches_the_draft_alone():
+    engine, seen = Engine(), []
+    expand = engine.drafter.expand
+    engine.drafter.expand = lambda c, n, sampling, x: seen.append(sampling) or expand(c, n, sampling, x)
+    rounds_of("tree-other-noise", engine, temperature=1.0)
+    rounds_of("tree-no-noise", engine, temperature=1.0)
+    assert {s.seed for s in seen if s.temperature} - {0} == {3 ^ 0x5EED}
+    assert any(s.temperature == 0 and s.seed == 3 for s in seen)
+
+
+def test_ablations_are_reported_against_their_decoder(tmp_path, capsys):
+    engine = Engine()
+    names = ("autoregressive", "duotree", "duodecoding")
+    everybody = [*(contestants.Decoder(n, engine) for n in names), *ablations.variants(engine, 0.0)]
+    _, results = measure(tmp_path, engine, everybody=everybody)
+    entry = results["decoders"]["tree-budget-4"]
+    assert (entry["kind"], entry["decoder"], entry["budget"]) == ("ablation", "duotree", 4)
+    runs = [Run.from_dict(raw) for raw in results["runs"]]
+    varied, base = ([r for r in runs if r.decoder == name] for name in ("tree-budget-4", "duotree"))
+    assert entry["over_base"] == metrics.speedup(varied, base)
+    assert "Ablations" in capsys.readouterr().out
+    assert "fixed draft budget" in (tmp_path / "out.html").read_text()
+
+
+# ---------------------------------------------------------------- simulation
+
+
+def test_the_simulation_is_reported_with_its_error(tmp_path, capsys):
+    engine = slow_engine("perfect")
+    engine.target.measure = lambda widths, context: {1: 5e-3}
+    engine.drafter.measure = lambda sizes, threads: {1: 1e-3}
+    _, results = measure(tmp_path, engine, names=bench.DECODERS, simulate=True)
+    found = results["simulation"]
+    assert found["requests"] == 2  # tasks
+    firsts = [r for r in results["runs"] if r["decoder"] == "duotree" and r["turn"] == 0 and r["question"] in "12"]
+    speed = sum(len(r["tokens"]) for r in firsts) / sum(r["total_s"] for r in firsts)
+    assert found["measured"]["duotree"] == pytest.approx(speed)
+    assert found["error"]["duotree"] == pytest.approx(found["predicted"]["duotree"] / speed - 1)
+    assert {"7B bf16 on H100, 64 CPU cores"} <= {row["name"] for row in found["elsewhere"]}
+    out = capsys.readouterr().out
+    assert "Simulation of this machine" in out
+    assert "Simulation of other hardware" in out
+
+
 # ---------------------------------------------------------------- goals
 
 
@@ -431,11 +566,10 @@ def test_goals_against_hand_computed_values():
         for name, pair in speeds.items()
         for task, speed in zip(("qa", "code"), pair, strict=True)
     ]
-    kinds = dict.fromkeys(speeds, "decoder") | {"generate": "peer"}
     about = {"machine": {"lanes": {"target_weight_bytes": 8e9}}}
     probed = {"copy_bytes_per_s": 1e11, "width_1_s": 0.1, "width_32_s": 0.12,
               "ttft_s": {"autoregressive": 0.2, "duotree": 0.2, "speculative": 0.4}}  # fmt: skip
-    rows = goals.table(report.build(runs, kinds, about, {}), probed)
+    rows = goals.table(report.build(runs, traits(*speeds, generate="peer"), about, {}), probed)
     found = {row.what: (row.measured, row.reached) for row in rows}
     expected = [
         ("plain decoding: time per token / weight bytes per copy bandwidth", 0.099 / 0.08, True),
@@ -506,3 +640,29 @@ def test_llama_cpp_needs_a_gguf_file(pair, tmp_path):
     load = Loader(replace(settings, target=str(folder)), talk.engine, 128, lambda *_: None)
     with pytest.raises(DuoChatError, match="GGUF"):
         load("llama.cpp")
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_the_machine_is_described_and_a_busy_one_is_named():
+    found = machine.describe()
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert {"duochat", "python", "torch", "transformers"} <= found["versions"].keys()
+    assert 0 <= found["cpu_load"] <= 1
+    idle = found | {"cpu_load": 0.05, "gpus": []}
+    assert machine.warning(idle) == ""
+    card = {"name": "a card", "load": 0.5}
+    assert "the CPU is 90 % busy and a card is 50 % busy" in machine.warning(idle | {"cpu_load": 0.9, "gpus": [card]})
+
+
+def test_peak_memory_begins_anew():
+    machine.reset_peaks()
+    before = machine.peaks()["host_bytes"]
+    block = bytearray(64 << 20)
+    during = machine.peaks()["host_bytes"]
+    del block
+    machine.reset_peaks()
+    assert during - before > 50 << 20
+    assert machine.peaks()["host_bytes"] < during - (30 << 20)

@@ -96,13 +96,29 @@ def scan(text, stops):
     return text
 
 
+class Chunks:
+    """A tokenizer whose tokens are the given texts, however long."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def is_special(self, token):
+        return False
+
+    def bytes_of(self, token, first=False):
+        return self.texts[token].encode()
+
+
+LETTERS = "ab🙂"
+
+
 class TestStopStrings:
-    @given(st.text("ab🙂", max_size=25), st.lists(st.text("ab🙂", min_size=1, max_size=5), max_size=3))
-    def test_the_text_ends_before_the_first_stop_string(self, text, stops):
-        ids = BYTES.encode(text)
-        stream = AnswerText(BYTES, stops)
-        shown = ""
-        for i in ids:
+    @given(st.lists(st.text(LETTERS, max_size=8), max_size=8), st.lists(st.text(LETTERS, min_size=1, max_size=5)))
+    def test_the_text_ends_before_the_first_stop_string(self, chunks, stops):
+        """However the text is cut into tokens."""
+        text, shown = "".join(chunks), ""
+        stream = AnswerText(Chunks(chunks), stops)
+        for i in range(len(chunks)):
             shown += stream.push(i)
             assert scan(text, stops).startswith(shown), "text was shown that a stop string takes back"
         assert shown + stream.flush() == scan(text, stops)
@@ -160,7 +176,8 @@ class TestTemplate:
             byte_tokenizer(hostile).prompt([user("Hi")])
 
     def test_what_templates_expect(self):
-        template = "{% generation %}{{ [1, 'ü<'] | tojson }}{% endgeneration %}{{ strftime_now('%Y') | length }}"
+        template = "{% generation %}{{ [1, 'ü<'] | tojson }}{% endgeneration %}{% if true %}\n{% endif %}"
+        template += "{{ strftime_now('%Y') | length }}"
         assert BYTES.decode(byte_tokenizer(template).prompt([user("Hi")])) == '[1, "ü<"]4'
 
     def test_files_of_a_model_folder(self, tmp_path):

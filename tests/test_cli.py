@@ -14,6 +14,8 @@ from duochat import DuoChatError, __main__, terminal
 from duochat.__main__ import COMMANDS, main
 from duochat.app import worker
 from duochat.app.chat import Chat, Step
+from duochat.engine.decoding import DECODERS
+from duochat.lab import tasks
 
 SAYS = [*byte_tokenizer().encode("Hello"), EOS]
 
@@ -191,6 +193,19 @@ def pair(tmp_path):
 def test_check_says_that_they_fit(pair, run):
     status, out, _ = run("check", "--target", str(pair / "target.gguf"), "--draft", str(pair / "target.gguf"))
     assert (status, out) == (0, "Target and draft fit: 600 tokens in common.\n")
+
+
+def test_calibrate_predicts_the_speed_of_each_decoder(pair, run, monkeypatch):
+    for task in tasks.TASKS:
+        (pair / f"{task}.jsonl").write_text(json.dumps({"question_id": 1, "turns": [f"a question of {task}"]}))
+    monkeypatch.setattr(tasks, "PROMPTS", pair)
+    model = str(pair / "target.gguf")
+    status, out, _ = run("calibrate", "--target", model, "--draft", model, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["draft_budget"] == pytest.approx(1 / found["c"])
+    assert found["tokens_per_s"].keys() == DECODERS.keys()
+    assert all(speed > 0 for speed in found["tokens_per_s"].values())
 
 
 def test_check_names_the_first_difference(pair, run):

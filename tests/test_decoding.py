@@ -159,11 +159,11 @@ def test_a_perfect_draft_makes_long_rounds(decoder, least):
 
 
 def test_a_long_prompt_of_the_draft_does_not_delay_the_target():
-    """The draft reads its prompt for 200 ms; plain tokens flow meanwhile and drafting joins later."""
+    """The draft reads its prompt for 400 ms; plain tokens flow meanwhile and drafting joins later."""
     drafter = FakeDrafter("perfect")
-    drafter.delay = lambda: 0.2 if drafter.calls == 1 else 5e-4
-    rounds = run("duotree", drafter, target=FakeTarget(eos=(), delay=lambda: 4e-3), max_tokens=120)
-    assert rounds[0].ended < 0.05
+    drafter.delay = lambda: 0.4 if drafter.calls == 1 else 5e-4
+    rounds = run("duotree", drafter, target=FakeTarget(eos=(), delay=lambda: 8e-3), max_tokens=150)
+    assert rounds[0].ended < 0.2
     assert rounds[0].speculation.startswith("warming")
     assert rounds[-1].speculation == "on"
 

@@ -135,6 +135,14 @@ def check(draft, alone, rows, context, nodes, sampling=GREEDY):
         np.testing.assert_allclose(rows[id(candidates)][0], expected, atol=TOLERANCE)
 
 
+def recorded(draft, monkeypatch) -> list[int]:
+    """The tokens that the drafter decodes from now on."""
+    decoded: list[int] = []
+    run = draft._llama.decode
+    monkeypatch.setattr(draft._llama, "decode", lambda tokens, *a, **k: (decoded.extend(tokens), run(tokens, *a, **k)))
+    return decoded
+
+
 def test_branches_equal_separate_runs(draft, alone, rows):
     context = [5, 17, 99, 3]
     root = root_of(context)
@@ -231,6 +239,33 @@ def test_more_branches_than_sequences_forget_the_oldest(draft, alone, rows):
     check(draft, alone, rows, context, [grow(grow(node, 1), 2) for node in nodes[:280:20]])
 
 
+def test_a_forgotten_branch_leaves_its_stem_to_the_others(draft, alone, rows, monkeypatch):
+    context = [4, 5, 6]
+    root = root_of(context)
+    stem = grow(grow(root, 1), 2)
+    draft.expand(context, [root, stem], GREEDY, never)
+    kept = grow(stem, 4)
+    draft.expand(context, [kept, grow(stem, 3)], GREEDY, never)
+    decoded = recorded(draft, monkeypatch)
+    for first in range(10, 250, 20):
+        kept = grow(kept, 5)
+        draft.expand(context, [kept, *(grow(root, t) for t in range(first, first + 20))], GREEDY, never)
+        assert len(decoded) == 21  # what was used last is held
+        decoded.clear()
+    assert 3 not in draft._root.children[1].children[2].children
+    check(draft, alone, rows, context, [grow(stem, 7), grow(stem.parent, 8), kept.parent])
+
+
+def test_the_same_node_at_many_settings_takes_no_room(draft, alone, rows):
+    context = [4, 5, 6]
+    root = root_of(context)
+    child = grow(root, 1)
+    for seed in range(150):
+        draft.expand(context, [root, child], Sampling(temperature=1.0, seed=seed), never)
+    assert (draft.cells_used, draft.sequences_used) == (4, 1)
+    check(draft, alone, rows, context, [root, child, grow(child, 2)], Sampling(temperature=1.0))
+
+
 def test_deep_trees_forget_when_cells_run_out(draft, alone, rows):
     context = [4, 5, 6]
     root = root_of(context)
@@ -246,9 +281,7 @@ def test_deep_trees_forget_when_cells_run_out(draft, alone, rows):
 def test_next_turn_reuses_the_cache(draft, monkeypatch):
     context = list(range(100))
     draft.expand(context, [root_of(context)], GREEDY, never)
-    decoded = []
-    run = draft._llama.decode
-    monkeypatch.setattr(draft._llama, "decode", lambda tokens, *a, **k: (decoded.extend(tokens), run(tokens, *a, **k)))
+    decoded = recorded(draft, monkeypatch)
     longer = [*context, 1, 2, 3]
     draft.expand(longer, [root_of(longer)], GREEDY, never)
     assert decoded == [1, 2, 3]

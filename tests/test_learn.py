@@ -81,11 +81,13 @@ def test_sliders_out_of_range_are_held():
 # -- lesson ----------------------------------------------------------------------------------------------------------
 
 
+DRAFTED = (Draft(0, -1, 10, 7, 0.8, 0.8, 1), Draft(1, 0, 11, 8, 0.6, 0.5, 1), Draft(2, 0, 11, 9, 0.3, 0.2, 2),
+           Draft(3, -1, 10, 6, 0.1, 0.1, 2))  # fmt: skip
+
+
 def explained(**fields):
-    drafted = (Draft(0, -1, 10, 7, 0.8, 0.8, 1), Draft(1, 0, 11, 8, 0.6, 0.5, 1), Draft(2, 0, 11, 9, 0.3, 0.2, 2),
-               Draft(3, -1, 10, 6, 0.1, 0.1, 2))  # fmt: skip
     base = {"index": 1, "position": 10, "started": 1.0, "ended": 1.1, "tokens": (7, 5), "last": "correction",
-            "drafted": drafted, "pending": (0, 1, 2), "pending_probs": (0.9, 0.2, 0.1), "accepted": (0,),
+            "drafted": DRAFTED, "pending": (0, 1, 2), "pending_probs": (0.9, 0.2, 0.1), "accepted": (0,),
             "rejected": (1, 2), "ignored": (3,), "token_probs": (0.9, 0.6)}  # fmt: skip
     options = Options(temperature=fields.pop("temperature", 0.0), seed=5)
     texts = {0: "yes", 1: "no", 2: "maybe", 3: "other"}
@@ -108,6 +110,21 @@ def test_paired_bars_hold_the_candidates_of_the_place_and_the_targets_token():
     assert [(b["text"], b["draft"], b["target"], b["chosen"]) for b in second["bars"]] == [
         ("no", 0.6, 0.2, False), ("maybe", 0.3, 0.1, False), ("right", None, 0.6, True)]  # fmt: skip
     assert all(b["noise"] is None for b in first["bars"])
+
+
+def test_tokens_of_a_branch_that_the_target_did_not_take_are_no_candidates():
+    other = Draft(4, 3, 11, 4, 0.4, 0.05, 1)
+    place = explained(drafted=(*DRAFTED, other), ignored=(3, 4))["places"][1]
+    assert [b["text"] for b in place["bars"]] == ["no", "maybe", "right"]
+
+
+def test_drafts_below_a_dead_token_are_no_candidates_of_the_first_place():
+    """A batch in flight while the tree is re-rooted brings children of tokens that are gone."""
+    late = Draft(4, 99, 10, 4, 0.9, 0.9, 1)
+    assert [b["text"] for b in explained(drafted=(*DRAFTED, late), ignored=(3, 4))["places"][0]["bars"]] == [
+        "yes",
+        "other",
+    ]
 
 
 def test_at_a_temperature_the_bars_carry_the_noise_that_both_lanes_share():
@@ -213,8 +230,8 @@ def test_the_words_hold_the_arithmetic():
 
 
 def test_the_table_has_the_same_data_as_the_plots():
-    figure = hardware.figure(COSTS)
-    plotted = [(x, round(y, 3)) for trace in figure.data for x, y in zip(trace.x, trace.y, strict=True)]
+    traces = [trace for figure in hardware.figures(COSTS) for trace in figure.data]
+    plotted = [(x, round(y, 3)) for trace in traces for x, y in zip(trace.x, trace.y, strict=True)]
     assert [(int(size.split()[0]), ms) for _, size, ms, _ in hardware.rows(COSTS)] == plotted
     assert len(plotted) == 8
 

@@ -129,6 +129,13 @@ def test_a_whole_race_through_what_the_page_calls():
     assert "<html" in races.saved({"record": result})["html"]
 
 
+@pytest.mark.parametrize(("asked", "given"), [("96", 96), (10**9, race.MOST_TOKENS), (-3, 1), (None, 128)])
+def test_the_length_of_a_race_is_held(asked, given):
+    races = race.Races(SimulatedEngine(PROSE[:60]))
+    ticket = races.start({"prompt": "x", "max_tokens": asked})["ticket"]
+    assert finished(races._jobs, ticket)["result"]["options"]["max_tokens"] == given
+
+
 @pytest.mark.parametrize(
     ("action", "words"),
     [({"prompt": " "}, "empty"), ({"prompt": "x", "left": "magic"}, "magic"), ({"prompt": "x" * 9000}, "longer"),

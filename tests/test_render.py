@@ -111,6 +111,17 @@ def test_state_is_sent_when_it_changes_only():
     assert live.snapshot()["state"]["progress"] == (9, 9)
 
 
+def test_what_is_being_loaded_is_no_notice_of_the_answer():
+    """It stood beside a finished answer."""
+    live, _ = fed(
+        [Step(phase="loading", notice="fetching"), Step(a_round(), "a", ("a",), notice="The context is full.")]
+    )
+    assert (live.snapshot()["state"]["doing"], live.snapshot()["state"]["notice"]) == (
+        "fetching",
+        "The context is full.",
+    )
+
+
 def test_gauges_are_the_figures_of_the_rounds():
     steps = list(Simulation(PROSE).steps())
     live, frames = fed(steps)

@@ -99,7 +99,7 @@ def test_a_lesson_on_the_users_own_prompt(page):
 def test_measuring_again_fills_plot_and_table(page):
     page.click("button[role=tab]:has-text('Hardware')")
     page.click("#measure")
-    page.wait_for_selector("#hardware-plot .js-plotly-plot")
+    page.wait_for_selector("#hardware-plots .js-plotly-plot")
     page.wait_for_selector("#hardware-table td")
     assert "5.0 tokens" in page.inner_text("#hardware-summary")
     assert page.locator("#hardware-table tbody tr").count() == 6

@@ -12,8 +12,10 @@ import transformers
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
 from duochat.engine.sampling import Sampling, gumbel
-from duochat.engine.target import TorchTarget, choose
-from duochat.engine.target.attention import NAME
+from duochat.engine.target import TorchTarget, choose, forward
+from duochat.engine.target.attention import EXACT, NAME, PRODUCTS, by_products, exactly
+from duochat.engine.target.compiling import compile_layers
+from duochat.engine.target.joining import join
 from duochat.engine.target.memo import Memo
 
 torch.set_num_threads(1)
@@ -232,3 +234,99 @@ def test_memo_reuses_the_slots_of_dead_branches():
     assert memo.free(2) == [2, 5]
     assert memo.match([1, 7]) == 1
     assert memo.free(3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_joined_projections(family):
+    reference, model = build(family)
+    assert join(model) == 4
+    target, context, tree = TorchTarget(model, 256), tokens(23), [(5, -1), (6, -1), (7, 0)]
+    check(target.verify(context, tree, GREEDY), reference, context, tree)
+
+
+@pytest.mark.parametrize("attention", [PRODUCTS, EXACT])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_other_attention_functions(family, attention):
+    reference, model = build(family)
+    target, context, tree = TorchTarget(model, 256, attention=attention), tokens(23), [(5, -1), (6, -1), (7, 0)]
+    check(target.verify(context, tree, GREEDY), reference, context, tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
+def test_one_compilation_serves_all_layers_widths_and_spans(whole):
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    reference, model = build(num_hidden_layers=5)
+    join(model)
+    target, context, rng = TorchTarget(model, 400), tokens(60), random.Random(2)
+    compile_layers(model, target._forward.cache, "cache", whole, backend="aot_eager")
+    for size, more in ((0, 60), (3, 70), (9, 1), (0, 60), (0, 1), (5, 1), (0, 1)):
+        tree = random_tree(size, rng)
+        check(target.verify(context, tree, GREEDY), reference, context, tree)
+        context = context + tokens(more, size)
+    assert counters["stats"]["unique_graphs"] <= (2 if whole else 12)  # of 5 layers with 4 parts each
+
+
+def test_what_cannot_be_compiled_runs_plainly(monkeypatch):
+    """The first way that works is taken, and the report says why the others were not."""
+    reference, model = build()
+
+    def broken(*_, **__):
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr(type(model.model.layers[0]), "compile", lambda self: setattr(self, "forward", broken))
+    monkeypatch.setattr(forward, "undo", lambda model: [vars(w.layer).pop("forward") for w in model.model.layers])
+    target = TorchTarget(model, 256, compile=("whole",))
+    assert target.describe()["target_compiled_layers"] == "off"
+    assert target.describe()["target_notes"] == ["Compiled layers (whole) failed: no compiler here"]
+    check(target.verify(tokens(9), [(1, -1)], GREEDY), reference, tokens(9), [(1, -1)])
+
+
+def test_a_way_with_other_logits_is_refused(monkeypatch):
+    _, model = build()
+    monkeypatch.setattr(forward, "compile_layers", lambda model, *_: model.lm_head.weight.data.normal_())
+    monkeypatch.setattr(forward, "undo", lambda model: None)
+    target = TorchTarget(model, 256, compile=("whole",))
+    assert target.describe()["target_compiled_layers"] == "off"
+    assert "other logits" in target.describe()["target_notes"][0]
+
+
+def test_the_order_of_slots_is_lost_in_exact_attention():
+    """Rounded to bfloat16, it gives the same bits wherever keys lie; the other functions do not."""
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, 64, 64).bfloat16()
+    key, value = torch.randn(2, 1, 2, 700, 64).bfloat16()
+    order, mask = torch.randperm(700), torch.zeros(1, 1, 128, 700)
+    for function, same in ((exactly, True), (by_products, False)):
+        straight, _ = function(None, query, key, value, mask)
+        moved, _ = function(None, query, key[:, :, order], value[:, :, order], mask)
+        assert torch.equal(straight, moved) == same
+
+
+def test_reproducible_is_the_same_to_the_last_bit():
+    """In bfloat16, whatever was drafted before: the same tokens with the same probabilities."""
+    _, model = build(num_hidden_layers=3)
+    model = model.to(torch.bfloat16)
+    rng, seen = random.Random(4), []
+    for decoder in ("plain", "drafted"):
+        target, context, rows = TorchTarget(model, 300, reproducible=True), tokens(50), []
+        while len(context) < 130:
+            size = rng.randrange(target.most_nodes + 1) if decoder == "drafted" else 0
+            tree = random_tree(size, rng)
+            if decoder == "drafted":  # a path that will be accepted, somewhere in the tree
+                tree += [(seen[len(context) - 50][0], -1)]
+                tree = tree[-target.most_nodes :] if len(tree) <= target.most_nodes else [tree[-1]]
+            answer = target.verify(context, tree, GREEDY)
+            node = -1
+            while True:
+                row = (answer.tokens[node + 1], answer.probs[node + 1])
+                rows.append(row)
+                context = [*context, row[0]]
+                node = next((i for i, edge in enumerate(tree) if edge == (row[0], node)), None)
+                if node is None:
+                    break
+        seen = rows[:80] if decoder == "plain" else seen
+    assert rows[:80] == seen

@@ -15,6 +15,7 @@ from fake_chat import FakeSettings, load_fake
 from duochat import DuoChatError
 from duochat.app.chat import Options
 from duochat.app.worker import Worker
+from duochat.config import load
 
 ASK = [{"role": "user", "content": "Hi"}]
 multiprocessing.set_forkserver_preload(["duochat.app.worker", "fake_chat"])
@@ -147,6 +148,14 @@ def test_bad_input_is_an_error_step_and_the_engine_lives_on(calm):
     assert calm.status()["pid"] == pid
 
 
+def test_ctrl_c_is_left_to_the_parent(calm):
+    """A terminal sends it to both; the child must not die of it before the parent has closed it."""
+    pid = calm.status()["pid"]
+    os.kill(pid, signal.SIGINT)
+    assert said(ask(calm, 5)) == "tick "
+    assert calm.status()["pid"] == pid
+
+
 def test_stop_acts_within_a_step(calm):
     stop = threading.Event()
     steps = []
@@ -181,6 +190,17 @@ def test_stop_while_loading(start):
     assert step.finish == "cancelled"
     assert worker.status()["state"] == "loading"
     assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_stop_while_the_prompt_is_read(start):
+    worker, stop = start(FakeSettings(engine={"prefill_s": 20})), threading.Event()
+    for step in worker.reply(ASK, Options(), stop.is_set):
+        if step.phase == "prefill" and step.progress[0] > 0 and not stop.is_set():
+            stop.set()
+            asked = time.monotonic()
+    assert time.monotonic() - asked < 0.5
+    assert step.finish == "cancelled"
+    assert step.round.tokens == ()
 
 
 def test_closing_the_stream_frees_the_engine(calm):
@@ -283,6 +303,32 @@ def test_close_ends_the_child_and_answers_stay_sentences(start):
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert "closed" in answer(worker)[-1].error
+
+
+@pytest.mark.real
+def test_the_real_engine_is_killed_stopped_and_answers_again():
+    """The default pair: kill -9 in an answer, Stop while a long prompt is read, and a question in between."""
+    worker = Worker(load())
+    try:
+        steps = []
+        for step in worker.reply([{"role": "user", "content": "Count from one to fifty."}], Options(max_tokens=200)):
+            steps.append(step)
+            if step.text and not said(steps[:-1]):
+                os.kill(worker.status()["pid"], signal.SIGKILL)
+        assert said(steps)
+        assert "SIGKILL" in steps[-1].error
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        assert "Paris" in said(worker.reply(question, Options(max_tokens=20)))
+        stop = threading.Event()
+        for step in worker.reply([{"role": "user", "content": "word " * 3000}], Options(), stop.is_set):
+            if step.phase == "prefill" and step.progress[0] > 0 and not stop.is_set():
+                stop.set()
+                asked = time.monotonic()
+        assert time.monotonic() - asked < 0.5
+        assert step.finish == "cancelled"
+        assert "Paris" in said(worker.reply(question, Options(max_tokens=20)))
+    finally:
+        worker.close()
 
 
 PARENT = """

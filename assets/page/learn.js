@@ -197,7 +197,8 @@
     async show_branches() {
       const { rounds } = this.model;
       const ahead = (r) => r.accepted.some((id) => !r.pending.some(([p]) => p === id));
-      const index = Math.max(rounds.findIndex(ahead), 0) || rounds.reduce((best, r, i) => (r.tree.length > rounds[best].tree.length ? i : best), 0);
+      const first = [(r) => ahead(r) && r.pending.length > 1, ahead].map((test) => rounds.findIndex(test)).find((i) => i > 0);
+      const index = first || rounds.reduce((best, r, i) => (r.tree.length > rounds[best].tree.length ? i : best), 0);
       this.stage.append(el("h4", { text: ahead(rounds[index]) ? `Round ${index + 1}: the outcome was already in the tree` : `Round ${index + 1}: the widest tree of this answer` }),
         el("div", { class: "dp-tree-scroll" }, drawTree(layoutTree(this.model, index), rounds[index], null)), el("p", { text: this.lesson.rounds[index].places.map((p) => p.why).pop() || "" }));
       this.stage.append(el("h4", { text: "What they buy, predicted" }), el("div", { class: "dpl-wide" }, await this.buys()));

@@ -33,7 +33,7 @@
 
   const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
   const fixed = (x, digits = 1) => (isNumber(x) ? x.toFixed(digits) : "–");
-  const percent = (x) => (isNumber(x) ? `${Math.round(100 * x)} %` : "–");
+  const percent = (x) => (!isNumber(x) ? "–" : x > 0 && x < 0.005 ? "< 1 %" : `${Math.round(100 * x)} %`);
   const seconds = (x) => (!isNumber(x) ? "–" : x < 0.1 ? `${fixed(1000 * x, x < 0.01 ? 1 : 0)} ms` : `${fixed(x, 2)} s`);
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
   /** Text made visible in a label: spaces and line ends have signs of their own. */
@@ -172,11 +172,13 @@
     return speculation === "off" ? "speculation was not asked for" : speculation.replace(/^(warming|paused|off):\s*/, "");
   }
 
+  const BEFORE = { queued: "waiting for the engine", loading: "loading the models", prefill: "reading the prompt", decode: "reading the prompt", done: "no answer" };
+
   /** [state, text] of the badge. */
   function badge(model) {
     const { speculation = "", phase, decoder, error, finish } = model.state;
     if (error) return ["error", `stopped: ${error}`];
-    if (!model.rounds.length) return ["idle", phase === "loading" ? "loading the models" : phase ? "reading the prompt" : "waiting for a message"];
+    if (!model.rounds.length) return ["idle", BEFORE[phase] || "waiting for a message"];
     const who = decoder ? `${decoder}: ` : "";
     if (speculation.startsWith("warming")) return ["warming", `speculation starting: ${reason(speculation)}`];
     if (speculation.startsWith("paused")) return ["off", `speculation off: ${reason(speculation)}`];
@@ -259,7 +261,7 @@
           wheel: () => this.touched(), touchmove: () => this.touched(), pointerdown: () => this.touched(),
         },
       }, this.text);
-      new ResizeObserver(() => this.toEnd()).observe(this.text);
+      new ResizeObserver(() => this.toEnd()).observe(this.text); // after the layout that is due anyway: forces none
       this.reset();
     }
 
@@ -281,7 +283,6 @@
       this.drawnRounds = model.rounds.length;
       this.retail();
       this.drawGhosts(model.waiting());
-      if (fresh.length) this.toEnd();
     }
 
     /** The viewer's hand is on the ribbon: where it ends up says whether the ribbon follows the answer. */
@@ -483,6 +484,7 @@
       this.node = el("figure", { class: "dp-lanes" },
         el("figcaption", {}, el("b", { text: "Two lanes, one clock" }), lanesKey(), this.live),
         this.canvas, this.overview, this.table);
+      new ResizeObserver(([entry]) => { this.width = entry.contentRect.width; this.refresh(); }).observe(this.canvas);
       this.follow();
     }
 
@@ -498,33 +500,29 @@
       this.live.setAttribute("aria-pressed", "false");
     }
 
-    /** Seconds in view: about 14 rounds until the viewer zooms. */
+    /** Seconds in view until the viewer zooms: as many rounds as have room for their numbers. */
     autoSpan() {
       const { rounds } = this.picture.model;
       const last = rounds.slice(-24);
       if (!last.length) return 1;
       const length = last[last.length - 1].at[1] - last[0].at[0];
-      return Math.min(Math.max(0.02, Math.min((14 * length) / last.length, this.picture.model.end)), 60);
+      return Math.min(Math.max(0.02, Math.min(((this.width / 75) * length) / last.length, this.picture.model.end)), 60);
     }
 
-    measure() {
+    /** Give both canvases the pixels of their size. */
+    fit() {
       const ratio = devicePixelRatio || 1;
       for (const [canvas, height] of [[this.canvas, ROWS.height], [this.overview, 30]]) {
-        const width = canvas.clientWidth;
-        if (canvas.width !== Math.round(width * ratio) || canvas.height !== height * ratio) {
-          canvas.width = Math.round(width * ratio);
-          canvas.height = height * ratio;
-        }
+        const width = Math.round(this.width * ratio);
+        if (canvas.width !== width || canvas.height !== height * ratio) [canvas.width, canvas.height] = [width, height * ratio];
       }
-      return this.canvas.clientWidth;
     }
 
-    /** Draw the window; true while it still moves. Thirty frames a second are enough for what slides by. */
+    /** Draw the window; true while it still moves. */
     draw(now) {
-      if (now - (this.drawnAt || 0) < 30) return true;
-      const width = this.measure();
+      const { width } = this;
       if (!width) return false;
-      this.drawnAt = now;
+      this.fit();
       const { model } = this.picture;
       const settled = this.advance(model);
       this.view = { width, start: this.right - this.span, scale: (width - ROWS.gutter - 6) / this.span };
@@ -707,7 +705,7 @@
 
     /** The whole answer in a strip: share of each column in which a lane ran, and the window. */
     drawOverview(model) {
-      const width = this.overview.clientWidth;
+      const { width } = this;
       const pen = this.pen(this.overview);
       const { ink } = this.picture;
       pen.clearRect(0, 0, width, 30);
@@ -963,11 +961,13 @@
     const nodes = new Map(drafts.map((d) => [d.id, { draft: d, state: stateIn(d, round), pending: pending.has(d.id), children: [] }]));
     const before = model.tokens[round.first - 1];
     const root = { root: true, text: before ? before.text : "…", children: [] };
-    for (const node of nodes.values()) (nodes.get(node.draft.parent) || root).children.push(node);
+    const rootId = before && before.kind === "accepted" ? before.draft : -1;
+    const above = ({ parent, position }) => nodes.get(parent) || (parent === rootId && position === round.position ? root : null);
+    for (const node of nodes.values()) above(node.draft)?.children.push(node); // what hangs below a dead token is left out
     const last = round.tokens[round.tokens.length - 1];
     if (last && last[1] !== "accepted") {
-      const above = nodes.get(round.accepted[round.accepted.length - 1]) || root;
-      above.children.unshift({ target: true, text: last[0], state: last[1], prob: last[2], children: [] });
+      const tip = nodes.get(round.accepted[round.accepted.length - 1]) || root;
+      tip.children.unshift({ target: true, text: last[0], state: last[1], prob: last[2], children: [] });
     }
     return place(root, (n) => (n.draft ? rank(n.draft) : 3));
   }
@@ -1048,7 +1048,7 @@
     const [x1, y1] = corner(n.parentNode);
     const [a, b, c] = [x1 + CELL.box, y1 + CELL.tall / 2, y2 + CELL.tall / 2];
     const bend = (x2 - a) / 2;
-    return el("svg:path", { class: `dp-edge dp-edge-${n.target ? "target" : n.state}`, d: `M${a},${b} C${a + bend},${b} ${x2 - bend},${c} ${x2},${c}` });
+    return el("svg:path", { class: `dp-edge dp-edge-${n.state}`, d: `M${a},${b} C${a + bend},${b} ${x2 - bend},${c} ${x2},${c}` });
   }
 
   function treeNode(n, round, tip) {
@@ -1154,13 +1154,12 @@
       };
       this.root.append(...parts.map((part) => made[part]()), this.polite);
       this.watch();
-      this.wake();
     }
 
     /** Themes, sizes and forced colours change the ink. */
     watch() {
       const restyle = () => { this.ink = null; this.wake(); };
-      new ResizeObserver(() => this.wake()).observe(this.root);
+      new ResizeObserver(([entry]) => { this.width = entry.contentRect.width; this.wake(); }).observe(this.root);
       for (const query of ["(prefers-color-scheme: dark)", "(forced-colors: active)"]) matchMedia(query).addEventListener("change", restyle);
       new MutationObserver(restyle).observe(document.body, { attributes: true, attributeFilter: ["class"] });
     }
@@ -1181,18 +1180,18 @@
       this.wake();
     }
 
-    /** Draw at the next animation frame; on a slow machine less often, so that drawing takes a quarter of the time. */
+    /** Draw at an animation frame, thirty times a second at most; less often where drawing would take a quarter of the time. */
     wake() {
       if (this.asked) return;
       this.asked = true;
-      const rest = Math.min(150, 4 * this.cost) - (performance.now() - this.drawn);
+      const rest = Math.min(150, Math.max(30, 4 * this.cost)) - (performance.now() - this.drawn);
       const draw = () => requestAnimationFrame((now) => { this.asked = false; this.draw(now); });
       if (rest > 16) setTimeout(draw, rest); else draw();
     }
 
     /** Ribbon and lanes each time; figures and tree less often: nobody reads twenty trees a second. */
     draw(now) {
-      if (!this.root.clientWidth) return; // out of sight: drawn when its size changes
+      if (!this.width) return; // out of sight: drawn when its size changes
       const began = performance.now();
       this.ink = this.ink || readInk(this.root);
       this.ribbon?.draw();
@@ -1221,9 +1220,10 @@
       const [state, text] = badge(this.model);
       this.badge.dataset.state = state;
       if (this.badge.textContent !== text) this.badge.textContent = text;
-      const { phase, progress, notice, finish } = this.model.state;
-      const reading = phase === "prefill" && progress ? `reading the prompt ${progress[0]} of ${progress[1]}` : "";
-      const words = [notice, finish ? `finished: ${finish}` : reading].filter(Boolean).join(" · ");
+      const { phase, progress, notice, doing, finish } = this.model.state;
+      const [done, all] = progress || [];
+      const now = { queued: all ? `${plural(done, "request")} before this one` : "", loading: doing, prefill: all ? `${done} of ${all} tokens` : "" }[phase];
+      const words = [notice, finish ? `finished: ${finish}` : now].filter(Boolean).join(" · ");
       if (this.phase.textContent !== words) this.phase.textContent = words;
     }
 

@@ -7,15 +7,16 @@ from html import escape
 from typing import Any
 
 Series = list[tuple[int, float]]
+GRID = "rgba(128, 136, 148, 0.25)"
 KINDS = (  # (key, other name of the key, title, axis, what is counted)
-    ("target", "", "Target on the GPU: one forward", "tokens verified in it", "tokens"),
-    ("draft", "", "Draft on the CPU: one batch", "sequences in it", "sequences"),
-    ("threads", "sweep", "Draft on the CPU: one token", "threads", "threads"),
+    ("target", "", "Target: one forward", "tokens verified in it", "tokens"),
+    ("draft", "", "Draft: one batch", "sequences in it", "sequences"),
+    ("threads", "sweep", "Draft: one token", "threads", "threads"),
 )
 
 
 def table(costs: Mapping[str, Any]) -> dict[str, Series]:
-    """The three measured curves as (size, seconds), sizes ascending; [] where nothing was measured."""
+    """The measured curves as (size, seconds), sizes ascending; [] where nothing was measured."""
     curves = {}
     for key, other, *_ in KINDS:
         raw = next((costs[k] for k in (key, other) if isinstance(costs.get(k), Mapping)), {})
@@ -89,7 +90,12 @@ def rows(costs: Mapping[str, Any]) -> list[list[Any]]:
     """The plots' data as a table: what, size, milliseconds, times the first of its kind."""
     curves = table(costs)
     return [
-        [title, f"{size} {unit}", round(1000 * seconds, 3), round(seconds / curves[key][0][1], 2)]
+        [
+            title,
+            f"{size} {unit if size > 1 else unit[:-1]}",
+            round(1000 * seconds, 3),
+            round(seconds / curves[key][0][1], 2),
+        ]
         for key, _, title, _, unit in KINDS
         for size, seconds in curves[key]
     ]
@@ -114,30 +120,34 @@ def html_table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     return f'<div class="dp dp-plain"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def figure(costs: Mapping[str, Any]) -> Any:
-    """The three curves side by side, milliseconds over size, the chosen point marked (plotly)."""
-    from plotly.graph_objects import Figure, Scatter
-    from plotly.subplots import make_subplots
-
+def figures(costs: Mapping[str, Any]) -> list[Any]:
+    """A plot for each curve, milliseconds over size, the chosen point marked (plotly)."""
     curves, point = table(costs), chosen(costs)
-    plot: Figure = make_subplots(1, 3, subplot_titles=[title for _, _, title, _, _ in KINDS])
     marks = {"target": 1, "draft": 1, "threads": point["threads"]}
-    for column, (key, _, title, axis, _) in enumerate(KINDS, 1):
-        sizes = [size for size, _ in curves[key]]
-        times = [1000 * seconds for _, seconds in curves[key]]
-        marked = [13 if size == marks[key] else 7 for size in sizes]
-        colour = "#007a5c" if key == "target" else "#a5568a"
-        plot.add_trace(
-            Scatter(x=sizes, y=times, name=title, mode="lines+markers", line={"color": colour, "width": 2.5},
-                    marker={"size": marked, "symbol": "circle" if key == "target" else "square"},
-                    hovertemplate="%{x}: %{y:.2f} ms<extra></extra>"),
-            1, column,
-        )  # fmt: skip
-        plot.update_xaxes(title_text=axis, type="log", tickvals=sizes, row=1, col=column)
-        plot.update_yaxes(title_text="ms" if column == 1 else "", rangemode="tozero", row=1, col=column)
+    return [_figure(curves[key], marks[key], title, axis, key == "target") for key, _, title, axis, _ in KINDS]
+
+
+def _figure(series: Series, mark: int | None, title: str, axis: str, solid: bool) -> Any:
+    from plotly.graph_objects import Figure, Scatter
+
+    sizes = [size for size, _ in series]
+    curve = Scatter(
+        x=sizes, y=[1000 * seconds for _, seconds in series], mode="lines+markers+text",
+        line={"color": "#00916c" if solid else "#b0689a", "width": 3, "dash": "solid" if solid else "dot"},
+        marker={
+            "size": [15 if size == mark else 8 for size in sizes], "opacity": 1,
+            "symbol": "circle" if solid else "square",
+        },
+        text=["chosen" if size == mark else "" for size in sizes], textposition="top center",
+        hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",
+    )  # fmt: skip
+    plot = Figure(curve)
+    plot.update_xaxes(title_text=axis, type="log", tickvals=sizes, gridcolor=GRID)
+    plot.update_yaxes(title_text="ms", rangemode="tozero", gridcolor=GRID)
     plot.update_layout(
-        showlegend=False, height=340, margin={"l": 50, "r": 16, "t": 48, "b": 50}, template="none",
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font={"color": "#808894"},
+        title={"text": title, "font": {"size": 16}}, showlegend=False, height=320, template="none",
+        margin={"l": 56, "r": 24, "t": 48, "b": 56}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+        font={"color": "#808894", "size": 13},
     )  # fmt: skip
     return plot
 
@@ -149,11 +159,11 @@ def facts(hardware: Mapping[str, Any]) -> str:
 
 
 def shown(costs: Mapping[str, Any], hardware: Mapping[str, Any], note: str = "") -> tuple[Any, ...]:
-    """What the tab shows: words, devices, plot, table, predicted against measured. note: instead of the words."""
+    """What the tab shows: words, devices, plots, table, predicted against measured. note: instead of the words."""
     return (
         note or summary(costs),
         facts(costs.get("hardware") or hardware),
-        figure(costs),
+        *figures(costs),
         html_table(("what", "size", "ms", "times the first"), rows(costs)),
         html_table(("decoder", "predicted tokens/s", "measured tokens/s"), comparison(costs)),
     )
@@ -184,11 +194,15 @@ def build(worker: Any, sentence: Callable[[Exception], str] = str) -> Any:
         except Exception as fault:  # noqa: BLE001  whatever it was, the page says so and stays usable
             return shown(known(worker), status(), sentence(fault))
 
+    def html(value: str = "", **props: Any) -> gr.HTML:
+        return gr.HTML(value, apply_default_css=False, **props)
+
     with gr.Column(elem_classes="dp-tab"):
-        gr.HTML(INTRO)
+        html(INTRO)
         words, devices = gr.Markdown(summary({}), elem_id="hardware-summary"), gr.Markdown("")
         button = gr.Button("Measure again", variant="primary", elem_id="measure")
-        plot = gr.Plot(figure({}), show_label=False, elem_id="hardware-plot")
-        filled = [words, devices, plot, gr.HTML("", elem_id="hardware-table"), gr.HTML("")]
+        with gr.Row(elem_id="hardware-plots"):
+            plots = [gr.Plot(figure, show_label=False, min_width=300) for figure in figures({})]
+        filled = [words, devices, *plots, html(elem_id="hardware-table"), html()]
     button.click(measure, None, filled, api_visibility="private")
     return look, filled

@@ -65,12 +65,14 @@ class _Reader:
         self.options, self.texts = recording.options, recording.draft_texts
         self.drafts: dict[int, Draft] = {}
         self.tested: dict[int, float] = {}  # the target's probability of those that a forward tested
+        self.root = -1  # draft id of the last token written, -1 if it was not drafted
 
     def explain(self, r: Round, pieces: tuple[str, ...]) -> dict[str, Any]:
         """What happened at each place of a round: {index, tested, places, summary}."""
         self.drafts.update((d.id, d) for d in r.drafted)
         self.tested.update(zip(r.pending, r.pending_probs, strict=False))
         places = [self._place(r, place, pieces[place] if place < len(pieces) else "") for place in range(len(r.tokens))]
+        self.root = r.accepted[-1] if r.accepted and r.last == "accepted" else -1
         return {"index": r.index, "tested": len(r.pending), "places": places, "summary": _summary(r)}
 
     def _place(self, r: Round, place: int, text: str) -> dict[str, Any]:
@@ -81,8 +83,8 @@ class _Reader:
     def _candidates(self, r: Round, place: int) -> list[Draft]:
         """The drafted tokens that stood at this place of the path which the target took."""
         fated = [self.drafts[d] for d in (*r.accepted, *r.rejected, *r.ignored) if d in self.drafts]
-        before = r.accepted[place - 1] if 0 < place <= len(r.accepted) else None
-        return [d for d in fated if d.position == r.position + place and (before is None or d.parent == before)]
+        before = r.accepted[place - 1] if 0 < place <= len(r.accepted) else self.root
+        return [d for d in fated if d.position == r.position + place and d.parent == before]
 
     def _bars(self, r: Round, place: int, text: str, here: list[Draft]) -> list[dict[str, Any]]:
         """Pairs of bars: each candidate of the draft, and the target's token if it is none of them."""

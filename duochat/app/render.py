@@ -71,7 +71,8 @@ class Live:
     def _note(self, step: Step) -> dict[str, Any]:
         """Take over what the step says of the answer as a whole; returns what changed."""
         said = {
-            "phase": step.phase, "progress": step.progress, "notice": step.notice, "error": step.error,
+            "phase": step.phase, "progress": step.progress, "error": step.error,
+            "doing" if step.phase == "loading" else "notice": step.notice,
             "finish": step.finish, "prompt_tokens": step.prompt_tokens, "context_length": step.context_length,
             "speculation": step.round.speculation if step.round else "",
         }  # fmt: skip

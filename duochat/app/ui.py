@@ -45,7 +45,7 @@ SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", *render.SC
 PART = """
 const call = async (name, action) => {{
   const answer = await server.serve_part({{ name, action }});
-  if (answer === undefined || answer === null) throw new Error("The server does not answer: is it still there?");
+  if (answer == null) throw new Error("The server does not answer: see whether it still runs.");
   return answer;
 }};
 const calls = new Proxy({{}}, {{ get: (_, name) => (action = {{}}) => call(name, action) }});

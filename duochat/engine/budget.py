@@ -144,7 +144,10 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
 
     When the target computes on the CPU too, the lanes share the cores by halves and wide forwards are not tried.
     """
-    forwards = Curve(target.measure(CPU_WIDTHS if target_on_cpu else GPU_WIDTHS, 256))
+    widths = CPU_WIDTHS if target_on_cpu else GPU_WIDTHS
+    for context in () if target_on_cpu else (100, 700):  # each length's graphs are captured now, not in a chat
+        target.measure(widths, context)
+    forwards = Curve(target.measure(widths, 256))
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}))
     sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}

@@ -1,14 +1,15 @@
 """The decoding loop: two lanes, one draft tree, a stream of rounds.
 
-The CPU lane drafts without pause in a thread that lives as long as the request; the loop verifies on the GPU lane
-and re-roots the tree. The decoders differ only in their schedule. Whatever is drafted, the tokens are the target's
-own: the same for every decoder and seed.
+The CPU lane drafts without pause in the drafter's own thread; the loop verifies on the GPU lane and re-roots the tree.
+The decoders differ only in their schedule. Whatever is drafted, the tokens are the target's own: the same for every
+decoder and seed.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import count
 from time import perf_counter
@@ -34,11 +35,10 @@ class Request:
     keep: Callable[[tuple[int, ...]], int | None] | None = None
 
 
-class DraftLane(threading.Thread):
+class DraftLane:
     """The CPU lane: asks the schedule what to draft next, decodes it, hangs the candidates into the tree."""
 
     def __init__(self, tree: Tree, drafter: Drafter | None, schedule: Schedule, sampling: Sampling) -> None:
-        super().__init__(daemon=True, name="draft lane")
         self.tree, self.drafter, self.schedule, self.sampling = tree, drafter, schedule, sampling
         self.began = perf_counter()
         self.changed = threading.Condition()
@@ -49,8 +49,9 @@ class DraftLane(threading.Thread):
         self.fault = ""
 
     def __enter__(self) -> DraftLane:
+        self.running: Future[None] | None = None
         if self.drafter is not None and self.schedule.drafts:
-            self.start()
+            self.running = self.drafter.thread.submit(self.run)
         else:
             self.fault = "off"
         return self
@@ -60,10 +61,11 @@ class DraftLane(threading.Thread):
             self.closed = True
             self._drop_in_flight()
             self.changed.notify_all()
-        if self.is_alive():
-            self.join()
+        if self.running is not None:
+            self.running.result()
 
     def run(self) -> None:
+        """The lane's life, in the drafter's thread: as long as the request."""
         while (work := self._next()) is not None:
             try:
                 self._draft(*work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,7 @@ class LlamaDrafter(Drafter):
     def __init__(self, path: Path, context_length: int, threads: int, candidates: int = 8) -> None:
         """Raises DuoChatError when the file is missing, is no usable model, or memory is short."""
         self.candidates = candidates
+        self.thread = ThreadPoolExecutor(1, "draft lane")
         self._llama = Llama(Path(path), context_length + TREE_CELLS, threads)
         self._trunk: list[int] = []
         self._root = _Entry(-1, -1, None)  # the trunk's last token
@@ -106,6 +108,9 @@ class LlamaDrafter(Drafter):
         self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7
     ) -> dict[int, float]:
         """Median seconds of an `expand` that grows `size` branches by a token each, by size. Clears the cache."""
+        return self.thread.submit(self._measure, sizes, threads, context_length, repeats).result()
+
+    def _measure(self, sizes: Iterable[int], threads: int, context_length: int, repeats: int) -> dict[int, float]:
         self.set_threads(threads)
         context = [token % self._llama.vocabulary for token in range(context_length)]
         return {size: median(self._growth(context, size, repeats)) for size in sizes}

@@ -59,7 +59,8 @@ class Engine:
         except DuoChatError as fault:
             return cls(target, None, fault=str(fault))
         progress("Measuring both devices", 0, 0)
-        about = [settings, target.describe(), available_cores(), platform.node(), draft.stat().st_mtime_ns]
+        about = [folder, draft, draft.stat().st_mtime_ns, settings.context_length, settings.draft_threads]
+        about += [target.describe(), available_cores(), platform.node()]
         name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         return cls(target, drafter, store=cache_dir() / "calibration" / f"{name}.json")
 

@@ -233,7 +233,7 @@ class Best(Schedule):
 
     drafts = True
     SMALLEST = 2e-3  # reach below which a node is not worth a decode
-    NODES = 192  # expanded nodes that a tree may hold
+    PATIENCE = 0.4  # tokens that a wait gains for each expected token of the batch waited for
     BATCHES = (1, 2, 4, 8)
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
@@ -275,7 +275,7 @@ class Best(Schedule):
         if self.reason:
             return False
         nodes = self.frontier(tree, verifying=False)
-        gain = sum(node.reach for node in nodes) * 0.8
+        gain = sum(node.reach for node in nodes) * self.PATIENCE
         return gain > self.rate * self.costs.draft(len(nodes)) if nodes else False
 
     def observe(self, r: Round) -> None:

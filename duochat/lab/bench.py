@@ -1,142 +1,30 @@
-"""The benchmark: tasks x decoders in one process -> table, JSON and HTML.
-
-Every decoder answers the same contexts one after the other, in an order that turns with each prompt; the caches of
-both lanes are emptied before each. A second turn continues plain decoding's answer, so contexts are the same for all.
-"""
+"""The benchmark: tasks x decoders in one process -> tables, JSON and HTML. How it measures: `contest`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
-from duochat.app.chat import fit
+from duochat.engine.budget import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
-from duochat.engine.lanes import Cancelled, never
-from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
-from duochat.lab import goals, machine, report, tasks
-from duochat.lab.contestants import PEERS, Contestant, Decoder, Stopped
+from duochat.lab import goals, hardware, machine, report, simulate, tasks
+from duochat.lab.ablations import variants
+from duochat.lab.contest import Bench, Plan
+from duochat.lab.contestants import PEERS, Contestant, Decoder
 from duochat.lab.metrics import REFERENCE, Run
 from duochat.models import cache_dir
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds
-
-
-# ---------------------------------------------------------------- what is asked
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a benchmark measures, apart from who takes part."""
-
-    questions: Sequence[tasks.Question]
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 128
-    repeat: int = 1
-
-    def requests(self) -> Iterator[tuple[int, int, tasks.Question]]:
-        """(place in the order, repeat, question); a whole set before it is repeated."""
-        for repeat in range(self.repeat):
-            for place, question in enumerate(self.questions):
-                yield repeat * len(self.questions) + place, repeat, question
-
-    @property
-    def size(self) -> int:
-        """Requests to each contestant."""
-        return self.repeat * sum(len(question.turns) for question in self.questions)
-
-
-class Bench:
-    """Asks every contestant everything and keeps the runs; `runs` and `timelines` may come from an earlier start."""
-
-    def __init__(self, contestants: Sequence[Contestant], tokenizer: Any, context_length: int, plan: Plan) -> None:
-        self.contestants, self.tokenizer, self.context_length, self.plan = contestants, tokenizer, context_length, plan
-        self.runs: list[Run] = []
-        self.timelines: dict[str, list[dict[str, Any]]] = {}
-
-    def run(self, stopped: Stopped = never, progress: Callable[[int, int], None] | None = None) -> Iterator[None]:
-        """Measure what is not measured yet; yields after each question. Ends early, without a fault, when stopped."""
-        done = {run.key: run for run in self.runs}
-        try:
-            if len(done) < self.plan.size * len(self.contestants):
-                self.warm_up(stopped)
-            for place, repeat, question in self.plan.requests():
-                self._ask(place, repeat, question, done, stopped)
-                if progress:
-                    progress(len(done), self.plan.size * len(self.contestants))
-                yield
-        except Cancelled:
-            return
-
-    def warm_up(self, stopped: Stopped) -> None:
-        """One short answer of everybody, and on a GPU the longest too, so that nothing is compiled while we measure."""
-        contexts = sorted((self.first_context(question) for question in self.plan.questions), key=len)
-        chosen = [(contexts[0], 16)] + ([(contexts[-1], self.plan.max_tokens)] if machine.gpus() else [])
-        for context, max_tokens in chosen:
-            for contestant in self.contestants:
-                contestant.answer(context, self.plan.sampling, min(max_tokens, self.plan.max_tokens), stopped)
-
-    def first_context(self, question: tasks.Question) -> list[int]:
-        """Token ids of a conversation's beginning."""
-        return self._context([], question.turns[0])
-
-    def _context(self, messages: list[dict[str, str]], turn: str) -> list[int]:
-        messages = [*messages, {"role": "user", "content": turn}]
-        return fit(self.tokenizer, messages, self.context_length, self.plan.max_tokens).ids
-
-    def _ask(
-        self, place: int, repeat: int, question: tasks.Question, done: dict[tuple[Any, ...], Run], stopped: Stopped
-    ) -> None:
-        """All turns of a conversation, each to everybody."""
-        messages: list[dict[str, str]] = []
-        for turn, text in enumerate(question.turns):
-            context = self._context(messages, text)
-            for contestant in rotated(self.contestants, place + turn):
-                key = (question.task, question.id, turn, repeat, contestant.name)
-                if key not in done:
-                    done[key] = self._measure(contestant, context, key, stopped)
-                    self.runs.append(done[key])
-            answer = done[(*key[:4], REFERENCE)]
-            messages += [{"role": "user", "content": text}]
-            messages += [{"role": "assistant", "content": self.tokenizer.decode(answer.tokens).strip() or "…"}]
-
-    def _measure(self, contestant: Contestant, context: list[int], key: tuple[Any, ...], stopped: Stopped) -> Run:
-        sampling = replace(self.plan.sampling, seed=self.plan.sampling.seed + key[3])
-        machine.reset_peaks()
-        timed = contestant.answer(context, sampling, self.plan.max_tokens, stopped)
-        if contestant.name not in self.timelines and timed.rounds:
-            self.timelines[contestant.name] = timeline(timed.rounds)
-        times = {"first_s": timed.first_s, "total_s": timed.total_s}
-        return Run(*key, prompt_tokens=len(context), **times, **timed.figures, **machine.peaks())
-
-
-def rotated(contestants: Sequence[Contestant], by: int) -> list[Contestant]:
-    """The same order, begun elsewhere."""
-    start = by % len(contestants)
-    return [*contestants[start:], *contestants[:start]]
-
-
-def timeline(rounds: Sequence[Round], first: int = 1, count: int = 12) -> list[dict[str, Any]]:
-    """What both lanes did during a few rounds, for the picture; seconds since the request."""
-    return [
-        {
-            "started": r.started,
-            "ended": r.ended,
-            "rows": len(r.pending) + 1,
-            "tokens": len(r.tokens),
-            "accepted": len(r.accepted),
-            "batches": [[b.started, b.ended, b.size] for b in r.batches],
-        }
-        for r in rounds[first : first + count]
-    ]
 
 
 # ---------------------------------------------------------------- the command
@@ -147,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
     parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
+    parser.add_argument("--ablate", action="store_true", help="also our decoders with one thing taken away each")
+    parser.add_argument("--simulate", action="store_true", help="also predict what other hardware would give")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, default=128, help="of each answer (128)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
@@ -182,7 +72,11 @@ def main(args: argparse.Namespace) -> int:
     talk = load_chat(settings, bar)
     if talk.engine.drafter is None:
         raise DuoChatError(f"There is nothing to compare without a draft: {talk.engine.fault}")
+    bar("Measuring both devices", 0, 0)
+    talk.engine.calibrate()  # a stored calibration may be of a busier hour
     contestants = [Decoder(name, talk.engine) for name in names]
+    if args.ablate:
+        contestants += variants(talk.engine, args.temperature)
     if rivals:
         contestants += load_peers(rivals, settings, talk, plan, bar)
     bar.close()
@@ -195,9 +89,8 @@ def load_peers(
     """Loads transformers, and the target once more."""
     from duochat.lab.peers import Loader
 
-    turns = [[{"role": "user", "content": turn} for turn in question.turns] for question in plan.questions]
-    longest = max(len(talk.tokenizer.prompt(messages)) + plan.max_tokens * len(messages) for messages in turns)
-    load = Loader(settings, talk.engine, min(longest, talk.engine.context_length), bar)
+    longest = min(plan.longest(talk.tokenizer), talk.engine.context_length)
+    load = Loader(settings, talk.engine, longest, bar)
     return [load(name) for name in names]
 
 
@@ -219,12 +112,16 @@ def measure(
         resume(bench, args.json, about["settings"])
 
     def results() -> dict[str, Any]:
-        return report.build(bench.runs, kinds(bench), about, bench.timelines)
+        return report.build(bench.runs, traits(bench), about, bench.timelines)
 
+    if engine.target.device.type == "cuda":
+        capture(engine.target, plan.longest(tokenizer))
     stopped = carry_out(bench, args.json, results)
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
     found = results() | {"complete": not stopped}
+    if args.simulate and not stopped:
+        found["simulation"] = check_simulation(bench, engine)
     if not stopped and engine.target.device.type == "cuda":
         found["goals"] = check_goals(bench, engine, found)
     save(args.json, found)
@@ -234,6 +131,12 @@ def measure(
     return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
 
 
+def capture(target: Any, longest: int) -> None:
+    """Have the target's CUDA graphs made for all widths and lengths, so that none is made while we measure."""
+    for context in range(128, min(longest + 128, target.context_length - max(GPU_WIDTHS)), 128):
+        target.measure(GPU_WIDTHS, context, 1)
+
+
 def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of `goals.table` as JSON."""
     ours = [contestant for contestant in bench.contestants if contestant.kind == "decoder"]
@@ -241,14 +144,43 @@ def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict
     return [goal.to_dict() for goal in goals.table(results, goals.probe(engine.target, ours, context))]
 
 
-def kinds(bench: Bench) -> dict[str, str]:
-    """Kind of each contestant by name, in the order of the report."""
-    return {contestant.name: contestant.kind for contestant in bench.contestants}
+def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
+    """The simulation fed with what was measured, its error against that, and what it promises elsewhere.
+
+    One request of each task is replayed: the first turn of its first question.
+    """
+    ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
+    first = {question.task: question for question in reversed(bench.plan.questions)}
+    runs = {(run.task, run.question, run.decoder): run for run in bench.runs if (run.turn, run.repeat) == (0, 0)}
+    asked = [(bench.first_context(q), [runs[q.task, q.id, name] for name in ours]) for q in first.values()]
+    recordings = [bench.record(engine, context, answers[ours.index(REFERENCE)]) for context, answers in asked]
+    measured = {
+        name: sum(len(answers[i].tokens) for _, answers in asked) / sum(answers[i].total_s for _, answers in asked)
+        for i, name in enumerate(ours)
+    }
+    gap = median(answers[ours.index(REFERENCE)].gap_s for _, answers in asked)
+    friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
+    predicted = simulate.predict(engine.costs, recordings, ours, friction)
+    return {
+        "requests": len(recordings),
+        "friction": asdict(friction),
+        "measured": measured,
+        "predicted": predicted,
+        "error": simulate.errors(predicted, measured),
+        "elsewhere": hardware.elsewhere(engine.costs, recordings, ours),
+    }
+
+
+def traits(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Of each contestant, in the order of the report: its kind, and for our own the decoder and a fixed budget."""
+    names = ("kind", "decoder", "budget")
+    return {c.name: {name: getattr(c, name, None) for name in names} for c in bench.contestants}
 
 
 def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -> bool:
     """Run with a progress bar, save now and then; returns whether Ctrl-C ended it."""
     bar, saved = terminal.Bar(), monotonic()
+    bar("Warming up", 0, 0)
     with terminal.stop_on_interrupt() as stopped:
         for _ in bench.run(stopped, lambda done, total: bar("Benchmark", done, total)):
             if monotonic() - saved > SAVE_EVERY:
@@ -292,13 +224,28 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
         "seeds": [args.seed + n for n in range(args.repeat)],
         "repeat": args.repeat,
         "decoders": list(names),
+        "ablations": args.ablate,
+        "cost_faithful": cost_faithful(Path(settings.target)),
     }
+
+
+def cost_faithful(target: Path) -> str:
+    """What a widened target is like, such as "llama-2-7b": its timings are of that size, its texts are not."""
+    recipe = target / "widen.json"
+    return json.loads(recipe.read_text(encoding="utf-8"))["like"] if recipe.is_file() else ""
 
 
 # ---------------------------------------------------------------- files
 
 
-FREE_TO_CHANGE = ("tasks", "limit", "repeat", "seeds", "decoders")  # settings that a resumed run may have otherwise
+FREE_TO_CHANGE = (
+    "tasks",
+    "limit",
+    "repeat",
+    "seeds",
+    "decoders",
+    "ablations",
+)  # settings that a resumed run may have otherwise
 
 
 def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
@@ -315,7 +262,7 @@ def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
     for name in settings.keys() - set(FREE_TO_CHANGE):
         if earlier["settings"].get(name) != settings[name]:
             raise DuoChatError(f"{path} was measured with another {name}: start afresh, without --resume.")
-    asked, names = {(q.task, q.id) for q in bench.plan.questions}, kinds(bench)
+    asked, names = {(q.task, q.id) for q in bench.plan.questions}, traits(bench)
     known = [run for run in runs if run.decoder in names and (run.task, run.question) in asked]
     bench.runs = [run for run in known if run.repeat < bench.plan.repeat]
     bench.timelines = {name: rounds for name, rounds in earlier["timelines"].items() if name in names}

@@ -250,7 +250,9 @@ class Worker:
 
     def _described(self, student: Student) -> dict:
         shape, weights = student.model.shape, sum(p.numel() for p in student.model.parameters())
-        start = distill_eval.agreement(student.model, self.answered["greedy"][::4])
+        start = distill_eval.agreement(
+            student.model, self.answered["greedy"][:: max(1, len(self.answered["greedy"]) // 64)]
+        )
         self._say(
             "student %s: %s, %.1f M weights, untrained %s", student.plan.name, shape, weights / 1e6, start["mean"]
         )

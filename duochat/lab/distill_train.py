@@ -114,7 +114,7 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
     """The nearest (semi-)orthogonal matrices of a batch, roughly: singular values end in about [0.7, 1.2]."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.shape[-2] > x.shape[-1]
-    x = (x.mT if tall else x).bfloat16()
+    x = (x.mT if tall else x).to(torch.bfloat16 if x.is_cuda else torch.float32)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         square = x @ x.mT

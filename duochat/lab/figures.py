@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 
 from duochat.lab import metrics
 from duochat.lab.metrics import REFERENCE
+from duochat.lab.report import faithful, of_kind
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#F0E442", "#000000")
 PATTERNS = ("", "/", "x", ".", "\\", "-", "|", "+")
@@ -26,17 +27,16 @@ Results = Mapping[str, Any]
 def all_figures(results: Results) -> list[go.Figure]:
     """Those for which there is something to show, in the order of the report."""
     makers = (speedup_by_task, round_timeline, acceptance_by_position, idle_by_budget, time_by_width, time_split)
-    return [figure for maker in makers if (figure := maker(results)) is not None]
+    found = [figure for maker in makers if (figure := maker(results)) is not None]
+    for figure in found:
+        figure.layout.title.text += faithful(results)
+    return found
 
 
 def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
     """Colour, pattern, dash and marker of each name, the same in every figure."""
     looks = zip(names, cycle(COLOURS), cycle(PATTERNS), cycle(DASHES), cycle(MARKERS), strict=False)
     return {name: {"colour": c, "pattern": p, "dash": d, "marker": m} for name, c, p, d, m in looks}
-
-
-def _of_kind(results: Results, *kinds: str) -> dict[str, Any]:
-    return {name: entry for name, entry in results["decoders"].items() if entry["kind"] in kinds}
 
 
 def _figure(title: str, x: str, y: str, **layout: Any) -> go.Figure:
@@ -59,7 +59,7 @@ def _figure(title: str, x: str, y: str, **layout: Any) -> go.Figure:
 
 def speedup_by_task(results: Results) -> go.Figure:
     """Grouped bars; the mean carries its 95 % interval."""
-    entries = _of_kind(results, "decoder", "peer")
+    entries = of_kind(results, "decoder", "peer")
     tasks = list(results["decoders"][REFERENCE]["tasks"])
     figure = _figure("Speedup over plain decoding, by task", "", "tokens/s over plain decoding's", barmode="group")
     looks = styles(list(entries))
@@ -97,7 +97,7 @@ def _fill(look: Mapping[str, str]) -> dict[str, Any]:
 
 def round_timeline(results: Results) -> go.Figure | None:
     """What both lanes did during the first rounds of an answer: one pair of bars a decoder."""
-    shown = {n: results["timelines"][n] for n in _of_kind(results, "decoder") if results["timelines"].get(n)}
+    shown = {n: results["timelines"][n] for n in of_kind(results, "decoder") if results["timelines"].get(n)}
     if not shown:
         return None
     figure = _figure(
@@ -132,11 +132,11 @@ def _lane_fill(which: int) -> dict[str, Any]:
 
 def acceptance_by_position(results: Results) -> go.Figure | None:
     """Accepted share at each place below the root, and how many tests it rests on."""
-    entries = {n: e for n, e in _of_kind(results, "decoder").items() if e["all"]["acceptance_by_position"]}
+    entries = {n: e for n, e in of_kind(results, "decoder").items() if e["all"]["acceptance_by_position"]}
     if not entries:
         return None
     figure = _figure("Acceptance by position of the drafted token", "position in the draft", "accepted / tested")
-    looks = styles(list(_of_kind(results, "decoder", "peer")))
+    looks = styles(list(of_kind(results, "decoder", "peer")))
     for name, entry in entries.items():
         rates, tests = entry["all"]["acceptance_by_position"], entry["all"]["tested_by_position"]
         kept = [i for i, n in enumerate(tests) if n >= 5]  # a handful of tests is noise
@@ -160,38 +160,45 @@ def _line(look: Mapping[str, str], name: str) -> dict[str, Any]:
     }
 
 
+IDLE = {"target idle": "gpu_idle", "draft idle": "cpu_idle"}
+
+
 def idle_by_budget(results: Results) -> go.Figure:
     """Idle share of both devices: over fixed budgets when they were measured, else of each decoder."""
-    fixed = {e["budget"]: e["all"] for e in _of_kind(results, "ablation").values() if e.get("budget")}
-    if not fixed:
-        entries = {n: e["all"] for n, e in _of_kind(results, "decoder").items()}
-        figure = _figure("Idle time between first and last token", "", "share of the time", barmode="group")
-        for i, device in enumerate(("gpu_idle", "cpu_idle")):
-            values = [entry[device] for entry in entries.values()]
-            label = "target idle" if device == "gpu_idle" else "draft idle"
-            figure.add_bar(name=label, x=list(entries), y=values, marker=_fill(styles(["a", "b"])["ab"[i]]))
-    else:
-        budgets = sorted(fixed)
-        figure = _figure(
-            "Idle time against a fixed draft budget", "drafted tokens verified at most", "share of the time"
-        )
-        for i, device in enumerate(("gpu_idle", "cpu_idle")):
-            label = "target idle" if device == "gpu_idle" else "draft idle"
-            look = styles(["a", "b"])["ab"[i]]
-            figure.add_scatter(**_line(look, label), x=budgets, y=[fixed[b][device] for b in budgets])
-        figure.update_xaxes(type="log", tickvals=budgets)
-    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    fixed = [entry for entry in of_kind(results, "ablation").values() if entry["budget"]]
+    figure = _idle_by_fixed_budget(fixed) if fixed else _idle_by_decoder(of_kind(results, "decoder"))
+    return figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+
+
+def _idle_by_decoder(entries: Mapping[str, Any]) -> go.Figure:
+    figure = _figure("Idle time between first and last token", "", "share of the time", barmode="group")
+    looks = styles(list(IDLE))
+    for label, name in IDLE.items():
+        values = [entry["all"][name] for entry in entries.values()]
+        figure.add_bar(name=label, x=list(entries), y=values, marker=_fill(looks[label]))
     return figure
+
+
+def _idle_by_fixed_budget(entries: Sequence[Mapping[str, Any]]) -> go.Figure:
+    figure = _figure("Idle time against a fixed draft budget", "drafted tokens a round at most", "share of the time")
+    decoders = dict.fromkeys(entry["decoder"] for entry in entries)
+    looks = styles([f"{decoder}, {label}" for decoder in decoders for label in IDLE])
+    for decoder in decoders:
+        own = sorted((entry for entry in entries if entry["decoder"] == decoder), key=lambda entry: entry["budget"])
+        for label, name in IDLE.items():
+            line = _line(looks[f"{decoder}, {label}"], f"{decoder}, {label}")
+            figure.add_scatter(**line, x=[e["budget"] for e in own], y=[e["all"][name] for e in own])
+    return figure.update_xaxes(type="log", tickvals=sorted({entry["budget"] for entry in entries}))
 
 
 def time_by_width(results: Results) -> go.Figure:
     """Seconds of a target forward by its rows: as calibrated, and as it went beside a working draft."""
     figure = _figure("Time of a target forward over its width", "rows (1 + drafted tokens)", "milliseconds")
     curve = {int(width): seconds for width, seconds in results["calibration"]["target"].items()}
-    looks = styles(list(_of_kind(results, "decoder", "peer")))
+    looks = styles(list(of_kind(results, "decoder", "peer")))
     black = {"colour": INK, "dash": "solid", "marker": "circle-open"}
     figure.add_scatter(**_line(black, "calibrated, alone"), x=list(curve), y=[1e3 * s for s in curve.values()])
-    for name, entry in _of_kind(results, "decoder").items():
+    for name, entry in of_kind(results, "decoder").items():
         points = entry["all"]["seconds_by_width"]
         style = _line(looks[name], name) | {"mode": "markers"}
         figure.add_scatter(**style, x=[int(w) for w in points], y=[1e3 * s for s in points.values()])
@@ -201,7 +208,7 @@ def time_by_width(results: Results) -> go.Figure:
 
 def time_split(results: Results) -> go.Figure:
     """Where each decoder's time went."""
-    entries = _of_kind(results, "decoder")
+    entries = of_kind(results, "decoder")
     figure = _figure("Time split", "share of all time", "", barmode="stack")
     looks = styles(metrics.PARTS)
     for part in metrics.PARTS:

@@ -22,6 +22,7 @@ from duochat.engine.choosing import choose
 from duochat.engine.lanes import Cancelled
 from duochat.engine.llama import BATCH, Llama
 from duochat.engine.sampling import Sampling
+from duochat.engine.target import widened
 from duochat.lab.contestants import Stopped, Timed
 from duochat.models import Progress, fetch, target_folder
 
@@ -143,6 +144,13 @@ def finish(tokens: Sequence[int], eos: Sequence[int] | frozenset[int]) -> str:
 # ---------------------------------------------------------------- by name
 
 
+def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """The model with transformers' own attention."""
+    if widened.is_recipe(folder):
+        return widened.build(folder, device, dtype, "sdpa")
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device)
+
+
 class Loader:
     """Loads what peers need, each model once. Raises DuoChatError when one cannot be used here."""
 
@@ -164,7 +172,7 @@ class Loader:
             self.progress("Loading the peers' models", 0, 0)
             dtype = getattr(torch, self.engine.describe()["target_dtype"])
             try:
-                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(self.engine.target.device)
+                model = read(folder, self.engine.target.device, dtype)
             except torch.OutOfMemoryError:
                 raise DuoChatError(
                     "The GPU has no room for the peers' copy of the target: leave --peers out."

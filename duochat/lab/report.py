@@ -20,7 +20,9 @@ SECTIONS = {
     "complete": "false when the benchmark was interrupted",
     "strict": "whether tokens must be plain decoding's (fp32, or reproducible)",
     "equal": "whether they were, for all our decoders",
-    "decoders": "by name: kind, `all` and `tasks` with figures, the 95 % interval of the speedup, differing requests",
+    "decoders": "by name: kind, figures over `all` and by `tasks`, differing requests; ablations: `decoder` that they "
+    "vary, fixed `budget`, speed over that decoder's own (`over_base`, with its interval)",
+    "simulation": "tokens/s predicted and measured over a few requests, and predicted for other hardware",
     "goals": "on CUDA: what, sign, goal, measured, reached",
     "timelines": "some rounds of each decoder's first answer: [start, end] of both lanes, seconds since the request",
     "runs": "one record a request, from which all figures follow (fields: duochat/lab/metrics.py, Run)",
@@ -67,12 +69,18 @@ FIGURES = {
 
 
 def build(
-    runs: Sequence[Run], kinds: Mapping[str, str], about: Mapping[str, Any], timelines: Mapping[str, Any]
+    runs: Sequence[Run],
+    contestants: Mapping[str, Mapping[str, Any]],
+    about: Mapping[str, Any],
+    timelines: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The JSON object. about: the sections `settings`, `machine`, `calibration`, `strict`."""
-    by_name = {name: [run for run in runs if run.decoder == name] for name in kinds}
-    decoders = {name: _decoder(kinds[name], own, by_name) for name, own in by_name.items() if own}
-    ours = [entry for entry in decoders.values() if entry["kind"] == "decoder"]
+    """The JSON object. contestants: `kind`, `decoder` and `budget` by name; about: the sections `settings`, `machine`,
+    `calibration`, `strict`."""
+    by_name = {name: [run for run in runs if run.decoder == name] for name in contestants}
+    decoders = {
+        name: {**contestants[name], **_decoder(name, contestants, by_name)} for name in by_name if by_name[name]
+    }
+    ours = [entry for entry in decoders.values() if entry["kind"] != "peer"]
     return {
         "schema": SCHEMA,
         "fields": FIGURES,
@@ -85,15 +93,17 @@ def build(
     }
 
 
-def _decoder(kind: str, own: Sequence[Run], by_name: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """The entry of one contestant: only requests that plain decoding answered too count in comparisons."""
-    plain, rival = by_name.get(REFERENCE, ()), by_name.get(RIVAL, ())
+def _decoder(name: str, contestants: Mapping[str, Any], by_name: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """The figures of one contestant: only requests that plain decoding answered too count in comparisons."""
+    own, plain, rival = by_name[name], by_name.get(REFERENCE, ()), by_name.get(RIVAL, ())
+    base = by_name.get(contestants[name]["decoder"], ())
     of = lambda runs, task: [run for run in runs if run.task == task]  # noqa: E731
     names = dict.fromkeys(run.task for run in own)
     return {
-        "kind": kind,
         "all": _figures(own, plain, rival),
         "tasks": {task: _figures(of(own, task), of(plain, task), of(rival, task)) for task in names},
+        "over_base": metrics.speedup(own, base),
+        "over_base_interval": metrics.interval(own, base),
         "differing": metrics.differences(own, plain),
     }
 
@@ -145,7 +155,7 @@ def head(results: Mapping[str, Any]) -> list[str]:
     lanes, gpus = m["lanes"], ", ".join(gpu["name"] for gpu in m["gpus"]) or "none"
     asked = f"{results['decoders'][REFERENCE]['all']['requests']} requests to each"
     return [
-        f"target {_short(s['target'])} ({lanes['target_dtype']} on {lanes['target_device']})",
+        f"target {_short(s['target'])}{faithful(results)} ({lanes['target_dtype']} on {lanes['target_device']})",
         f"draft  {_short(s['draft'])} ({lanes['draft_threads']} threads)",
         f"CPU {m['cpu']}, {m['cores']} cores, {100 * m['cpu_load']:.0f} % busy before the start; GPU {gpus}",
         ", ".join(f"{name} {version}" for name, version in m["versions"].items()),
@@ -156,24 +166,27 @@ def head(results: Mapping[str, Any]) -> list[str]:
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """All tables that have rows."""
-    found = [speedups(results), figures(results), time_split(results), goals(results)]
+    makers = (speedups, figures, time_split, ablations, simulation, elsewhere, goals)
+    found = [maker(results) for maker in makers]
     return [table for table in found if table[2]]
 
 
 def speedups(results: Mapping[str, Any]) -> Table:
     tasks = list(results["decoders"][REFERENCE]["tasks"])
     rows = []
-    for name, entry in results["decoders"].items():
+    for name, entry in of_kind(results, "decoder", "peer").items():
         by_task = [f"{entry['tasks'][task]['speedup']:.2f}" if task in entry["tasks"] else "–" for task in tasks]
         low, high = entry["all"]["speedup_interval"]
         rows.append([name, *by_task, f"{entry['all']['speedup']:.2f}", f"{low:.2f}–{high:.2f}"])
-    return "Speedup over plain decoding, by task", ["decoder", *tasks, "mean", "95 %"], rows
+    return f"Speedup over plain decoding, by task{faithful(results)}", ["decoder", *tasks, "mean", "95 %"], rows
 
 
 def figures(results: Mapping[str, Any]) -> Table:
     headers = ["decoder", "tok/s", "total", "TTFT ms", "p95", "TPOT ms", "p95", "τ", "α", "hits", "γ*", "drafted/rd"]
     headers += ["verified/rd", "CPU idle", "GPU idle", "both"]
-    rows = [[name, *_figure_row(entry["all"], entry["kind"])] for name, entry in results["decoders"].items()]
+    rows = [
+        [name, *_figure_row(entry["all"], entry["kind"])] for name, entry in of_kind(results, "decoder", "peer").items()
+    ]
     return "Figures over all requests", headers, rows
 
 
@@ -191,15 +204,65 @@ def time_split(results: Mapping[str, Any]) -> Table:
     """Shares of each decoder's own time; the draft's run beside the others."""
     headers = ["decoder", *metrics.PARTS, "| draft decode", "choosing", "host gap ms", "host GiB", "GPU GiB"]
     rows = []
-    for name, entry in results["decoders"].items():
-        if entry["kind"] == "peer":
-            continue
+    for name, entry in of_kind(results, "decoder").items():
         f = entry["all"]
         shares = [_percent(f["split"][part]) for part in metrics.PARTS]
         shares += [_percent(f["draft_split"][part]) for part in metrics.DRAFT_PARTS]
         memory = [f"{f[peak] / 2**30:.2f}" for peak in ("host_peak_bytes", "gpu_peak_bytes")]
         rows.append([name, *shares, f"{1e3 * f['gap_median_s']:.2f}", *memory])
     return "Time split", headers, rows
+
+
+def ablations(results: Mapping[str, Any]) -> Table:
+    """What is left of a decoder's speed when one thing is taken from it."""
+    rows = []
+    for name, entry in of_kind(results, "ablation").items():
+        f, (low, high) = entry["all"], entry["over_base_interval"]
+        shares = [_percent(f[figure]) for figure in ("hit_rate", "cpu_idle", "gpu_idle")]
+        counts = [f"{f[figure]:.2f}" for figure in ("mean_accepted_length", "acceptance_rate", "verified_per_round")]
+        over = [f"{entry['over_base']:.2f}", f"{low:.2f}–{high:.2f}"]
+        rows.append([name, entry["decoder"], *over, f"{f['speedup']:.2f}", *counts, *shares])
+    headers = [
+        "ablation",
+        "of",
+        "over it",
+        "95 %",
+        "over plain",
+        "τ",
+        "α",
+        "verified/rd",
+        "hits",
+        "CPU idle",
+        "GPU idle",
+    ]
+    return "Ablations", headers, rows
+
+
+def simulation(results: Mapping[str, Any]) -> Table:
+    """What the schedule model says of this machine, against what was measured."""
+    found = results.get("simulation", {"measured": {}})
+    rows = [
+        [name, f"{measured:.1f}", f"{found['predicted'][name]:.1f}", f"{100 * found['error'][name]:+.1f} %"]
+        for name, measured in found["measured"].items()
+    ]
+    return "Simulation of this machine, tokens/s", ["decoder", "measured", "predicted", "error"], rows
+
+
+def elsewhere(results: Mapping[str, Any]) -> Table:
+    """What the schedule model promises for other hardware: plain tokens/s, and speedups over it."""
+    rows, others = [], []
+    for scenario in results.get("simulation", {}).get("elsewhere", ()):
+        speeds = scenario["tokens_per_s"]
+        others = [name for name in speeds if name != REFERENCE]
+        gains = [f"{speeds[name] / speeds[REFERENCE]:.2f}" for name in others]
+        rows.append([scenario["name"], f"{speeds[REFERENCE]:.1f}", *gains])
+    title = "Simulation of other hardware: plain decoding's tokens/s, and speedups over it"
+    return title, ["target, card and CPU", REFERENCE, *others], rows
+
+
+def of_kind(results: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
+    """The contestants of these kinds, in the order of the report."""
+    return {name: entry for name, entry in results["decoders"].items() if entry["kind"] in kinds}
 
 
 def goals(results: Mapping[str, Any]) -> Table:
@@ -226,11 +289,17 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
 
 def _difference(name: str, entry: Mapping[str, Any], strict: bool) -> str:
     first = min(entry["differing"], key=lambda d: d["position"])
-    word = "unequal" if strict and entry["kind"] == "decoder" else "differs"
+    word = "unequal" if strict and entry["kind"] != "peer" else "differs"
     return (
         f"{name}: {word} in {len(entry['differing'])} of {entry['all']['requests']} answers, the earliest at token "
         f"{first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
     )
+
+
+def faithful(results: Mapping[str, Any]) -> str:
+    """What has to be said with every figure of a widened target."""
+    like = results["settings"].get("cost_faithful")
+    return f", cost-faithful {like}" if like else ""
 
 
 def _short(reference: str) -> str:

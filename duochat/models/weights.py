@@ -111,6 +111,8 @@ def write_weights(header: Header, folder: Path, progress: Progress) -> None:
 
 def refuse_broken(folder: Path) -> None:
     """Raises DuoChatError when a model folder's weights are missing or cut short; reads their heads only."""
+    if (folder / "widen.json").is_file():  # made at load, see `python -m duochat widen`
+        return
     index = folder / "model.safetensors.index.json"
     listed = set(_json(index).get("weight_map", {}).values()) if index.is_file() else set()
     if missing := sorted(name for name in listed if not (folder / name).is_file()):

@@ -1,4 +1,8 @@
-"""The attention function that the model is given (transformers' registry): grouped heads without copied keys."""
+"""The attention functions that the model is given (transformers' registry).
+
+Query heads that share a key head stand below one another, as further rows against the same keys: nothing is copied for
+grouped heads. The mask has as many rows (`grouped` makes it so).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "duochat"
+PRODUCTS = f"{NAME}-products"  # two matrix products: reads long caches with more of a GPU's cores
+EXACT = f"{NAME}-exact"  # the same whatever the order of the slots, to the last bit of the model's type
 
 
 def attend(
@@ -21,24 +27,64 @@ def attend(
     softcap: float | None = None,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query (1, heads, rows, size), key and value (1, kv heads, span, size), mask (1, 1, rows, span) of 0 and -inf.
+    """query (1, heads, rows, size), key and value (1, kv heads, span, size), mask (1, 1, group * rows, span).
 
-    Query heads that share a key head stand as (kv heads, group), against keys of stride 0 along the group.
-    Returns (1, rows, heads, size).
+    The mask is added to the scores. Returns (1, rows, heads, size).
     """
+    if softcap is not None:
+        return by_products(module, query, key, value, attention_mask, scaling, softcap)
+    rows = _rows(query, key)
+    return _heads(scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask, scale=scaling), query), None
+
+
+def by_products(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """`attend`, written out: scores in the model's type, softmax in float32 at least."""
+    scores = torch.matmul(_rows(query, key), key.transpose(-1, -2))
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * (scaling or query.shape[-1] ** -0.5)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    weights = (scores + attention_mask).softmax(-1).to(value.dtype)
+    return _heads(torch.matmul(weights, value), query), None
+
+
+def exactly(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """`by_products` in float64: what the order of summation changes is lost when the result is rounded."""
+    wide = (states.double() for states in (query, key, value))
+    mixed, _ = by_products(module, *wide, attention_mask, **options)
+    return mixed.to(query.dtype), None
+
+
+def grouped(mask: torch.Tensor, config: Any) -> torch.Tensor:
+    """(rows, span) to (1, 1, group * rows, span) for a model's query heads to a key head."""
+    return mask.repeat(config.num_attention_heads // config.num_key_value_heads, 1)[None, None]
+
+
+def _rows(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """(1, heads, rows, size) to (1, kv heads, group * rows, size)."""
     heads, rows, size = query.shape[1:]
-    kv_heads, span = key.shape[1:3]
-    group = heads // kv_heads
-    query = query.reshape(kv_heads, group, rows, size)
-    key = key.reshape(kv_heads, 1, span, size).expand(-1, group, -1, -1)
-    value = value.reshape(kv_heads, 1, span, -1).expand(-1, group, -1, -1)
-    if softcap is None:
-        mixed = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-    else:
-        scores = torch.matmul(query, key.transpose(-1, -2)).float() * (scaling or size**-0.5)
-        scores = torch.tanh(scores / softcap) * softcap + attention_mask
-        mixed = torch.matmul(scores.softmax(-1).to(value.dtype), value)
-    return mixed.reshape(1, heads, rows, -1).transpose(1, 2).contiguous(), None
+    return query.reshape(1, key.shape[1], heads // key.shape[1] * rows, size)
 
 
-AttentionInterface.register(NAME, attend)
+def _heads(mixed: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Back, as the model wants it: (1, rows, heads, size)."""
+    return mixed.reshape(1, query.shape[1], query.shape[2], -1).transpose(1, 2).contiguous()
+
+
+for _name, _function in ((NAME, attend), (PRODUCTS, by_products), (EXACT, exactly)):
+    AttentionInterface.register(_name, _function)

@@ -28,38 +28,39 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows' states at `cache.slots` and return the first `cache.span` slots."""
+        """Write the rows' states at `cache.slots` and return the slots that `cache.reach` covers.
+
+        A decoder layer may be handed this object in place of the whole cache: further arguments say which layer.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         slots = self.cache.slots.to(key_states.device)
         self.keys.index_copy_(2, slots, key_states)
         self.values.index_copy_(2, slots, value_states)
-        return self.keys[:, :, : self.cache.span], self.values[:, :, : self.cache.span]
+        span = self.cache.reach.shape[0]
+        return self.keys[:, :, :span], self.values[:, :, :span]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.span, 0
+        return self.cache.reach.shape[0], 0
 
     def get_seq_length(self) -> int:
-        return self.cache.span
+        return self.cache.reach.shape[0]
 
     def get_max_length(self) -> int:
         return self.cache.capacity
 
 
 class SlotCache(Cache):
-    """`begin` comes before each forward, in which each layer updates once, in order."""
+    """The layers of one model; `begin` comes before each forward."""
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
-        self.begin(torch.zeros(1, dtype=torch.int64), capacity)
+        self.begin(torch.zeros(1, dtype=torch.int64), torch.zeros(capacity))
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
-    def begin(self, slots: torch.Tensor, span: int) -> None:
-        """The rows' slots (rows, int64), and how many slots attention reads."""
-        self.slots, self.span, self._turn = slots, span, 0
+    def begin(self, slots: torch.Tensor, reach: torch.Tensor) -> None:
+        """slots: (rows,) int64, where to write. reach: (span,), whatever is in it: how many slots attention reads.
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any):
-        """The next layer's update, whatever index it names: compiled layers share the first one's code."""
-        layer = self.layers[self._turn]
-        self._turn += 1
-        return layer.update(key_states, value_states)
+        The size of a tensor, because compiled code keeps that as a variable where it would fix a number.
+        """
+        self.slots, self.reach = slots, reach

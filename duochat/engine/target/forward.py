@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,14 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.sampling import Sampling
 from duochat.engine.target import choose
+from duochat.engine.target.attention import NAME, grouped
 from duochat.engine.target.cache import SPARE, SlotCache
+from duochat.engine.target.compiling import compile_layers, undo
 from duochat.engine.target.memo import Memo
 from duochat.engine.target.rows import Rows
 from duochat.engine.target.shapes import MOST_ROWS, PREFILL_WIDTHS, Shape
+
+TOLERANCE = 0.3  # of the logits' spread: what bfloat16 may round, and far less than a fault changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,8 @@ class Answers:
 class Forward:
     """The model with its cache and the buffers that stay in place between forwards."""
 
-    def __init__(self, model: torch.nn.Module, capacity: int, graphs: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, capacity: int, attention: str = NAME) -> None:
+        model.set_attn_implementation(attention)
         self.model = model
         self.config = model.config.get_text_config()
         self.device = model.get_input_embeddings().weight.device
@@ -50,8 +55,52 @@ class Forward:
         self._logits = torch.zeros(MOST_ROWS, self.config.vocab_size, device=self.device)
         self._answer = torch.zeros(4, MOST_ROWS, dtype=torch.int32, device=self.device)
         self._reply = torch.zeros(4, MOST_ROWS, dtype=torch.int32, pin_memory=cuda)
-        self._play = Graphs() if graphs else _call
+        self._play: Callable[[Hashable, Callable[[], None]], None] = _call
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self.compiled, self.graphs = "off", False
+        self.notes: list[str] = []  # which fast ways failed here, and why
+
+    @torch.no_grad()
+    def settle(self, compile: Sequence[str] = (), graphs: bool = False) -> None:
+        """Allocate the cache, then take what works here: the first of `compile` ("whole", "parts"), and graphs.
+
+        Each way is tried on forwards whose logits are known. Raises torch.OutOfMemoryError.
+        """
+        wanted = self._trial()
+        for extent in compile:
+            compile_layers(self.model, self.cache, self._cache_name, extent == "whole")
+            if self._works(wanted, f"Compiled layers ({extent})"):
+                self.compiled = extent
+                break
+            undo(self.model)
+        if graphs:
+            self._play = Graphs()
+            self.graphs = self._works(wanted, "CUDA graphs")
+            self._play = self._play if self.graphs else _call
+
+    def _works(self, wanted: list[torch.Tensor], label: str) -> bool:
+        """Whether the way that is on gives the logits wanted, up to rounding."""
+        try:
+            got = self._trial()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ImportError, OSError, AssertionError) as fault:
+            self.notes.append(f"{label} failed: {_first_line(fault)}")
+            return False
+        off = max(float((a - b).abs().max() / a.std()) for a, b in zip(wanted, got, strict=True))
+        if not off < TOLERANCE:
+            self.notes.append(f"{label} gave other logits (off by {off:.2g} of their spread)")
+        return off < TOLERANCE
+
+    def _trial(self) -> list[torch.Tensor]:
+        """Logits of a forward with one row and one with two."""
+        logits = []
+        for width in (1, 2):
+            rows = Rows(range(1, 1 + width), (), 0, range(width))
+            shape = Shape(width, width, min(256, self.cache.capacity))
+            self._start(rows, shape, Memo(self.cache.capacity), Sampling())
+            logits.append(self._logits[:width].clone())
+        return logits
 
     @torch.no_grad()
     def fill(self, rows: Rows, shape: Shape, memo: Memo) -> None:
@@ -73,6 +122,17 @@ class Forward:
         tokens, *probs = reply[:3, : shape.kept]
         return Answers(tokens.tolist(), *(p.view(np.float32).tolist() for p in probs), transfer)
 
+    @torch.no_grad()
+    def alone(self, rows: Rows, shape: Shape, memo: Memo, count: int = 20) -> float:
+        """Seconds of a greedy answer on the device, `count` of them back to back."""
+        self.answer(rows, shape, memo, Sampling())
+        begun = time.perf_counter()
+        for _ in range(count):
+            self._play(shape, lambda: self._compute(shape))
+            self._play((choose.greedy, shape.width, shape.kept), lambda: self._choose(choose.greedy, shape))
+        self._fetch()
+        return (time.perf_counter() - begun) / count
+
     def _start(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
         rows.pack(shape, memo, sampling, self._host.numpy())
         self._packed[: shape.length].copy_(self._host[: shape.length], non_blocking=True)
@@ -83,7 +143,7 @@ class Forward:
         at = {name: self._packed[section] for name, section in shape.sections().items()}
         slots = at["slot"].long()
         self._positions.index_copy_(0, slots, at["position"])
-        self.cache.begin(slots, shape.span)
+        self.cache.begin(slots, self._positions[: shape.span])
         output = self.model(
             input_ids=at["token"].long()[None],
             position_ids=at["position"].long()[None],
@@ -97,7 +157,7 @@ class Forward:
     def _masks(
         self, shape: Shape, at: dict[str, torch.Tensor], slots: torch.Tensor
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Additive masks (1, 1, width, span), as the model's kinds of layers need them."""
+        """Additive masks, one for each kind of the model's layers."""
         committed = _bits(at["committed"][None], shape.span)
         ancestors = _bits(at["ancestors"].view(shape.width, -1), shape.width)
         nobody = torch.zeros_like(ancestors[:, :1])
@@ -106,10 +166,15 @@ class Forward:
         visible = committed | torch.cat([ancestors, nobody], 1)[:, owner[: shape.span]]
         distance = at["position"][:, None] - self._positions[: shape.span]
         masks = {
-            kind: _additive(visible if window is None else visible & (distance < window), self.model.dtype)
+            kind: self._additive(visible if window is None else visible & (distance < window))
             for kind, window in self.windows.items()
         }
         return masks.get("", masks)
+
+    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
+        """0 where visible, -inf elsewhere, in the form that our attention takes."""
+        mask = torch.zeros_like(visible, dtype=self.model.dtype).masked_fill_(~visible, -torch.inf)
+        return grouped(mask, self.config)
 
     def _choose(self, way: Callable[[torch.Tensor, choose.Ask], choose.Choice], shape: Shape) -> None:
         """From logits to the answer."""
@@ -169,6 +234,10 @@ class Graphs:
         return graph
 
 
+def _first_line(fault: BaseException) -> str:
+    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+
+
 def _call(_: Hashable, function: Callable[[], None]) -> None:
     function()
 
@@ -177,11 +246,6 @@ def _bits(words: torch.Tensor, count: int) -> torch.Tensor:
     """(n, words) int32 to (n, count) bool, lowest bit first."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :count]
-
-
-def _additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where visible, -inf elsewhere."""
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)[None, None]
 
 
 def _windows(config: object) -> dict[str, int | None]:

@@ -13,7 +13,8 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.lanes import Answer, Cancelled, never
 from duochat.engine.sampling import Sampling
-from duochat.engine.target import loading
+from duochat.engine.target import loading, memory
+from duochat.engine.target.attention import EXACT, NAME
 from duochat.engine.target.forward import Forward
 from duochat.engine.target.memo import Edge, Memo
 from duochat.engine.target.rows import Rows
@@ -30,16 +31,24 @@ class TorchTarget:
     """
 
     def __init__(
-        self, model: torch.nn.Module, context_length: int, graphs: bool = False, reproducible: bool = False
+        self,
+        model: torch.nn.Module,
+        context_length: int,
+        compile: Sequence[str] = (),
+        graphs: bool = False,
+        reproducible: bool = False,
+        attention: str = NAME,
     ) -> None:
+        """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
         self.context_length = context_length
         self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
         self.vocab = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
-        self._shapes = Shapes(capacity, graphs, REPRODUCIBLE_WIDTH if reproducible else None)
-        self._forward = Forward(model, capacity, graphs)
+        self._forward = Forward(model, capacity, EXACT if reproducible else attention)
+        self._forward.settle(compile, graphs)
+        self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self.device: torch.device = self._forward.device
         self.device = self._forward.device
         self.most_nodes = self._shapes.most_nodes
@@ -66,8 +75,17 @@ class TorchTarget:
         assert context, "a context has at least one token"
         assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
         done = self._memo.match(context)
-        done = self._prefill(context, done, len(tree), cancelled, progress)
-        return self._answer(list(context[done:]), tree, sampling)
+        try:
+            done = self._prefill(context, done, len(tree), cancelled, progress)
+            return self._answer(list(context[done:]), tree, sampling)
+        except RuntimeError as fault:
+            if not memory.ran_out(fault):
+                raise
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            raise DuoChatError(
+                "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
+            ) from fault
 
     def _prefill(
         self,
@@ -119,14 +137,24 @@ class TorchTarget:
         return {w: self._median(w, pretended, repeats) for w in widths if w <= self.most_nodes + 1}
 
     def _median(self, width: int, memo: Memo, repeats: int) -> float:
-        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
-        shape = self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
+        rows, shape = self._pretend(width, memo)
         times = []
         for _ in range(repeats + 1):
             begun = time.perf_counter()
             self._forward.answer(rows, shape, memo, Sampling())
             times.append(time.perf_counter() - begun)
         return statistics.median(times[1:])
+
+    def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
+        """Rows that leave no trace in the cache."""
+        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
+        return rows, self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
+
+    def replay_seconds(self, width: int, context: int) -> float:
+        """Seconds of the device's part of a forward, many back to back: what a round costs without its host part."""
+        pretended = Memo(self._memo.capacity)
+        pretended.used[:context] = True
+        return self._forward.alone(*self._pretend(width, pretended), pretended)
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""
@@ -136,7 +164,9 @@ class TorchTarget:
             "target_dtype": str(model.dtype).removeprefix("torch."),
             "target_weight_bytes": loading.weight_bytes(model),
             "target_widths": list(self._shapes.widths) if self._shapes.padded else "any",
-            "target_attention": "sdpa, grouped heads",
-            "target_graphs": self._shapes.padded,
+            "target_attention": model.config._attn_implementation,
+            "target_compiled_layers": self._forward.compiled,
+            "target_graphs": self._forward.graphs,
+            "target_notes": list(self._forward.notes),
             **self.facts,
         }

@@ -45,14 +45,27 @@ def is_recipe(folder: Path) -> bool:
     return (folder / RECIPE).is_file()
 
 
+def config(folder: Path) -> Any:
+    """The configuration of the widened model of a recipe's folder."""
+    from transformers import AutoConfig
+
+    recipe = _recipe(folder)
+    return _config(AutoConfig.from_pretrained(recipe["source"]), LIKE[recipe["like"]])
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    recipe = json.loads((folder / RECIPE).read_text())
+    if not (Path(recipe["source"]) / "config.json").is_file():
+        raise DuoChatError(f"{recipe['source']}, which {folder} widens, is gone: run widen again.")
+    return recipe
+
+
 def build(folder: Path, device: torch.device, dtype: torch.dtype, attention: str) -> torch.nn.Module:
     """The widened model of a folder that `python -m duochat widen` wrote; its weights are made here, on the device."""
     from transformers import AutoModelForCausalLM
 
-    recipe = json.loads((folder / RECIPE).read_text())
+    recipe = _recipe(folder)
     source = Path(recipe["source"])
-    if not (source / "config.json").is_file():
-        raise DuoChatError(f"{source}, which {folder} widens, is gone: run widen again.")
     small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=attention)
     return widen(small, LIKE[recipe["like"]], device, dtype, recipe.get("seed", 0))
 

@@ -1,0 +1,261 @@
+"""The maker of drafts: its Llama, its text, its training step, its GGUF. Runs on a toy target without weights."""
+
+import argparse
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+gguf = pytest.importorskip("gguf")
+pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
+
+from duochat import DuoChatError  # noqa: E402
+from duochat.lab import distill, gguf_file  # noqa: E402
+from duochat.lab.distill_eval import Answered, agreement  # noqa: E402
+from duochat.lab.distill_text import ANSWER, Format, Row, Text, Writer, plan  # noqa: E402
+from duochat.lab.distill_train import Plan, Student, Texts, Trainer, orthogonal, share_of_rate, student_of  # noqa: E402
+from duochat.lab.llama import Llama, Shape  # noqa: E402
+
+SHAPE = Shape(width=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=300, context=256, norm_eps=2.0**-17)
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def sharp_llama(shape: Shape = SHAPE, seed: int = 0) -> Llama:
+    """A random target that is sure of its next token, which depends on the last one and a little on those before."""
+    torch.manual_seed(seed)
+    model = Llama(shape).requires_grad_(False)
+    model.token_embd.weight.mul_(0.1)
+    model.output_norm.mul_(30)
+    for block in model.blk:
+        block.ffn_down.weight.mul_(6)
+        block.attn_output.weight.mul_(0.3)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Toy matrices on several threads of a busy machine wait for each other most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def target_file(tmp_path_factory):
+    """A toy target as a GGUF file: 256 bytes as tokens, a few merges, two control tokens."""
+    path = tmp_path_factory.mktemp("target") / "target.gguf"
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [f"{a} {b}" for a, b in (("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("Ġ", "t"))]
+    tokens = ["<|start|>", "<|end|>", *characters, *(m.replace(" ", "") for m in merges)]
+    tokens += [f"[unused{i}]" for i in range(SHAPE.vocab - len(tokens))]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+    _add_model(writer, sharp_llama())
+    return path
+
+
+def _add_model(writer, model):
+    s = model.shape
+    for name, value in (
+        ("block_count", s.layers),
+        ("context_length", s.context),
+        ("embedding_length", s.width),
+        ("feed_forward_length", s.ffn),
+        ("head_count", s.heads),
+        ("head_count_kv", s.kv_heads),
+        ("rope_freq_base", s.rope_base),
+        ("rope_dimension_count", s.head_width),
+        ("layer_norm_rms_eps", s.norm_eps),
+    ):
+        getattr(writer, f"add_{name}")(value)
+    for name, value in model.state_dict().items():
+        writer.add_tensor(name if name.endswith(".weight") else f"{name}.weight", value.numpy())
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+
+
+def test_stepping_with_a_cache_gives_the_logits_of_one_forward():
+    model, ids = sharp_llama(), torch.randint(0, SHAPE.vocab, (3, 12))
+    whole = model.logits(model(ids))
+    caches = model.cache(3, 16)
+    for at in range(12):
+        stepped = model.step(ids[:, at], caches, torch.tensor([at]), torch.arange(16) <= at)
+        torch.testing.assert_close(stepped, whole[:, at], rtol=1e-4, atol=1e-3)
+
+
+def test_gguf_returns_the_weights_that_were_written(target_file, tmp_path):
+    source, model = gguf_file.Source.open(target_file), sharp_llama(seed=1)
+    gguf_file.write(model, source, tmp_path / "again.gguf", "f32", "again")
+    again = gguf_file.Source.open(tmp_path / "again.gguf")
+    assert again.shape == model.shape
+    for name, value in again.model().state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+    assert again.meta["tokenizer.ggml.tokens"] == source.meta["tokenizer.ggml.tokens"]
+
+
+def test_llama_cpp_gives_the_torch_models_logits(target_file, tmp_path):
+    """Guards the order of query and key rows: a wrong rotary pairing leaves position 0 right and all others wrong."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    source, model, ids = gguf_file.Source.open(target_file), sharp_llama(seed=2), [5, 80, 200, 7, 9, 33]
+    gguf_file.write(model, source, tmp_path / "student.gguf", "f32", "student")
+    runner = llama_cpp.Llama(str(tmp_path / "student.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    runner.eval(ids)
+    expected = model.logits(model(torch.tensor([ids])))[0].numpy()
+    assert np.abs(runner.scores[: len(ids)] - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_unknown_quantisation_and_unfit_students_are_named():
+    with pytest.raises(DuoChatError, match="q9_9"):
+        gguf_file.kinds("q9_9")
+    with pytest.raises(DuoChatError, match="wide"):
+        Plan.parse("wide")
+    with pytest.raises(DuoChatError, match="multiple of 16"):
+        Plan.parse("40x1").shape(SHAPE)
+
+
+def test_format_cuts_the_template_around_the_turns(target_file):
+    source = gguf_file.Source.open(target_file)
+    tokenizer = source.tokenizer()
+    chat = Format.of(source, tokenizer)
+    whole = tokenizer.encode(source.chat([{"role": "user", "content": "hi"}]), add_special_tokens=False).ids
+    middle = tokenizer.encode("hi", add_special_tokens=False).ids
+    assert whole == [*chat.opening, *middle, chat.end_of_turn, *chat.to_answer]
+
+
+def test_greedy_answers_are_the_argmax_of_the_target(target_file):
+    source = gguf_file.Source.open(target_file)
+    target, tokenizer = source.model(), source.tokenizer()
+    writer = Writer(target, Format.of(source, tokenizer), batch=2, length=24)
+    tokens, answers = writer.answer([[0, 50, 60], [0, 70, 80, 90, 91]], temperature=0.0)
+    assert tokens[0, :3].tolist() == [0, 50, 60]
+    assert tokens[1, :5].tolist() == [0, 70, 80, 90, 91]
+    best = target.logits(target(tokens)).argmax(-1)
+    for row in range(2):
+        places = answers[row].nonzero()[:, 0]
+        assert len(places) > 3
+        assert torch.equal(best[row, places - 1], tokens[row, places])
+
+
+def test_rows_follow_stems_caps_and_template(target_file):
+    source = gguf_file.Source.open(target_file)
+    tokenizer = source.tokenizer()
+    chat = Format.of(source, tokenizer)
+    row = Row(([100, 101], [102]), (1.0, 0.0), shortest=(2, 3), longest=(3, 4))
+    length = len(chat.opening) + len(chat.to_answer) + len(chat.to_user) + 30
+    tokens, answers = Writer(source.model(), chat, 1, length).write([row])
+    ids, role = tokens[0].tolist(), answers[0].tolist()
+    assert ids[: len(chat.opening) + 2] == [*chat.opening, 100, 101]
+    first = role.index(True)
+    assert ids[first - len(chat.to_answer) - 1 : first] == [chat.end_of_turn, *chat.to_answer]
+    end = ids.index(chat.end_of_turn, first)
+    assert 3 <= end - first <= 4
+    assert ids[end + 1 : end + 1 + len(chat.to_user) + 1] == [*chat.to_user, 102]
+
+
+def test_the_same_seed_plans_the_same_rows(target_file):
+    tokenizer = gguf_file.Source.open(target_file).tokenizer()
+    first, second = (plan(tokenizer, 5, random.Random(3), long=True, length=96) for _ in range(2))
+    assert first == second
+    assert all(row.shortest[0] >= 32 and row.temperature[ANSWER] <= 1 for row in first)
+
+
+def test_orthogonal_levels_singular_values():
+    values = torch.linalg.svdvals(orthogonal(torch.randn(3, 40, 16)).float())
+    assert values.min() > 0.5
+    assert values.max() < 1.4
+
+
+def test_rate_warms_up_stays_and_ends_at_zero():
+    assert share_of_rate(0.0) < 0.05
+    assert share_of_rate(0.2) == share_of_rate(0.39) == 1.0
+    assert share_of_rate(0.7) == pytest.approx(0.5)
+    assert share_of_rate(1.0) == 0.0
+
+
+def _taught(target: Llama, rows: int = 64, length: int = 32) -> Text:
+    ids = torch.randint(2, target.shape.vocab, (rows, length))
+    return Text(ids.int().numpy(), np.ones((rows, length), dtype=bool))
+
+
+def test_head_gradients_by_hand_are_autograds():
+    """The gradients of the tied embedding and of a matrix below, against a loss written out plainly."""
+    target = sharp_llama()
+    student = Student(Plan.parse("32x1"), student_of(target, Plan.parse("32x1").shape(SHAPE)))
+    student.learn = lambda share: None
+    tokens, places = next(Texts([_taught(target)], 128, torch.device("cpu"), 0).batches())
+    Trainer(target, [student], hard=0.25, compiled=False).step(tokens, places, 1.0)
+    found = [p.grad.clone() for p in student.model.parameters()]
+    student.model.zero_grad()
+    taught = target.logits(target(tokens)).flatten(0, 1)[places]
+    wanted = 0.75 * taught.softmax(-1) + 0.25 * torch.nn.functional.one_hot(taught.argmax(-1), SHAPE.vocab)
+    scores = student.model.logits(student.model(tokens)).flatten(0, 1)[places].log_softmax(-1)
+    (-(wanted * scores).sum(-1).mean()).backward()
+    for mine, parameter in zip(found, student.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_a_student_comes_to_agree_and_survives_a_lost_step():
+    target = sharp_llama(replace(SHAPE, vocab=120))
+    shape = Plan.parse("64x1").shape(target.shape)
+    student = Student(Plan.parse("64x1"), student_of(target, shape))
+    ids = torch.randint(2, 120, (40,)).tolist()
+    chosen = target.logits(target(torch.tensor([ids])))[0].argmax(-1).tolist()
+    asked = [Answered("toy", ids, 1, chosen[:-1])]
+    before = agreement(student.model, asked)["mean"]["top4"]
+    batches = Texts([_taught(target, rows=2000)], 512, torch.device("cpu"), 0).batches()
+    trainer = Trainer(target, [student], hard=0.25, compiled=False)
+    for step, (tokens, places) in zip(range(100), batches, strict=False):
+        if step == 55:
+            student.model.blk[0].attn_q.weight.data.fill_(float("nan"))
+        trainer.step(tokens, places, share_of_rate(step / 100))
+    assert student.slower == 0.5
+    assert agreement(student.model, asked)["mean"]["top4"] > before + 0.1
+
+
+def test_agreement_counts_ranks_with_the_shared_noise():
+    model, ids = sharp_llama(), [5, 9, 44, 8]
+    greedy = model.logits(model(torch.tensor([ids])))[0].argmax(-1).tolist()
+    assert agreement(model, [Answered("t", ids, 1, greedy[:-1])])["mean"]["top1"] == 1.0
+    noisy = agreement(model, [Answered("t", ids, 1, greedy[:-1])], noisy=True)["mean"]
+    assert noisy["top1"] <= noisy["top8"]
+
+
+def _arguments(*words: object) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    distill.add_arguments(parser)
+    return parser.parse_args([str(word) for word in words])
+
+
+@pytest.mark.slow
+def test_two_workers_make_drafts_and_a_second_run_goes_on(target_file, tmp_path):
+    """The whole command at toy size, with the code path of two devices; then again from its checkpoints."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    work = tmp_path / "work"
+    options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work, "--students", "64x1;32x1"]
+    options += ["--batches", "8x96:0.5,4x128:0.5", "--answer-tokens", 24, "--batch-tokens", 512, "--minutes", 1.8]
+    distill.main(_arguments(*options))
+    report = json.loads((work / "report.json").read_text())
+    figures = report["students"]["32x1"]
+    assert figures["greedy"]["mean"]["top4"] > figures["untrained"]["mean"]["top4"]
+    assert set(report["students"]) == {"64x1", "32x1"}
+    runner = llama_cpp.Llama(str(tmp_path / "draft.gguf"), n_ctx=64, n_threads=1, verbose=False)
+    assert runner.eval([5, 6, 7]) is None
+    distill.main(_arguments(*options[:-1], 0.2))
+    again = json.loads((work / "report.json").read_text())
+    assert all(worker["training"]["steps"] <= 5 for worker in again["workers"])

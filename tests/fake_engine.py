@@ -67,9 +67,12 @@ class FakeEngine:
         """One answer at a time, first come, first served."""
         ticket = object()
         self._line.append(ticket)
+        shown = None
         try:
             while (ahead := self._line.index(ticket)) and not cancelled():
-                yield Step(phase="queued", progress=(ahead, len(self._line)))
+                if shown != (ahead, len(self._line)):
+                    shown = (ahead, len(self._line))
+                    yield Step(phase="queued", progress=shown)
                 time.sleep(0.05)
             yield from self._answer_now(messages, options, cancelled)
         finally:

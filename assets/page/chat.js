@@ -172,7 +172,7 @@
       try {
         for (let told = 0; told !== this.drawn; ) {
           told = this.drawn;
-          await new Promise((done) => setTimeout(done, 100));
+          await new Promise((done) => setTimeout(done, 200));
           await this.server.heard({ tab, number: (told = this.drawn) });
         }
       } catch { /* listen() finds out */ } finally {
@@ -192,6 +192,7 @@
       this.setBusy(!["idle", "done"].includes(status.phase));
       this.state.show(status);
       this.mention(status.notices);
+      window.duochat.pace = status.pace > 0.1 ? 1000 * status.pace : 30; // ms between two pictures
       if (status.phase === "idle") this.remind();
       if (was && !this.busy) {
         say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);

@@ -127,6 +127,7 @@
     }
 
     open(conversation) {
+      if (!this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
       if (conversation && conversation === this.conversation) return;
       this.conversation = conversation;
       this.point();

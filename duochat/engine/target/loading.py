@@ -15,7 +15,7 @@ from duochat.engine.target.joining import join
 if TYPE_CHECKING:
     from duochat.engine.target.lane import TorchTarget
 
-COMPILE = ("parts", "whole")  # in the order of trial; the first is the one whose speed was measured
+COMPILE = ("parts", "whole")  # in the order of trial; neither was timed on a GPU yet
 
 
 def load(

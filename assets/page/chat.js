@@ -257,7 +257,8 @@
       const cards = EXAMPLES.map(([title, text]) =>
         make("button.dc-card", { type: "button", onclick: () => this.composer.fill(text) }, make("b", {}, title), make("span", {}, text)));
       return make("div.dc-empty", {}, make("h1", {}, "What shall we work on?"),
-        make("p", {}, "The draft guesses ahead on the CPU while the target decides on the GPU. Watch them beside the answer."),
+        make("p.gpu", {}, "The draft guesses ahead on the CPU while the target decides on the GPU. Watch them beside the answer."),
+        make("p.cpu", {}, "There is no GPU here, so both models share the processor: you see how it works rather than how fast it can be."),
         make("div.dc-cards", {}, ...cards));
     }
 

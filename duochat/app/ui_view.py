@@ -98,7 +98,8 @@ class View:
         run = self._runs.of(str(action.get("conversation")))
         if run and run.message == action.get("message"):
             return run.frames_from(0)[0] if run.frames else {}
-        live = Live()
+        figures = self._store.message(int(action["message"])).meta.get("figures", {})
+        live = Live(figures.get("decoder", ""), figures.get("plain_rate"))
         for step in self._store.trace(int(action["message"])):
             live.feed(step)
         return live.snapshot()
@@ -149,11 +150,12 @@ def draw(message: Message, running: Run | None) -> dict[str, Any]:
 
 def meta_of(run: Run) -> dict[str, Any]:
     """What is kept beside an answer: its settings and figures."""
+    figures = run.stats.to_dict()
     return {
         "finish": run.finish, "error": run.error, "notices": run.notices, "options": asdict(run.options),
         "figures": {
-            "rate": run.stats.to_dict()["tokens_per_s"], "alpha": run.stats.to_dict()["acceptance_rate"],
-            "tau": run.stats.mean_accepted_length, "ttft": run.stats.first_token_at,
-            "tokens": run.stats.completion_tokens, "decoder": run.options.decoder,
+            "rate": run.rate(), "alpha": figures["acceptance_rate"], "tau": run.stats.mean_accepted_length,
+            "ttft": run.stats.first_token_at, "tokens": run.stats.completion_tokens, "decoder": run.options.decoder,
+            "plain_rate": run.live.plain_rate,
         },
     }  # fmt: skip

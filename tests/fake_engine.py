@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from duochat.app.chat import Options, Step
 from duochat.engine.rounds import Batch, Draft, Round
@@ -56,19 +57,22 @@ def tokens_of(text: str) -> list[str]:
 
 
 class FakeEngine:
-    """rate: tokens per second. load_s: seconds that loading takes."""
+    """rate: tokens per second. ended: file for the time at which the last answer was finished."""
 
-    def __init__(self, rate: float = 60.0, context_length: int = 4096, load_s: float = 0.0) -> None:
-        self.rate, self.context_length, self.load_s = rate, context_length, load_s
+    def __init__(self, rate: float = 60.0, context_length: int = 4096, ended: Path | None = None) -> None:
+        self.rate, self.context_length, self.ended = rate, context_length, ended
         self._line: list[object] = []
 
     def reply(self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """One answer at a time, first come, first served."""
         ticket = object()
         self._line.append(ticket)
+        shown = None
         try:
             while (ahead := self._line.index(ticket)) and not cancelled():
-                yield Step(phase="queued", progress=(ahead, len(self._line)))
+                if shown != (ahead, len(self._line)):
+                    shown = (ahead, len(self._line))
+                    yield Step(phase="queued", progress=shown)
                 time.sleep(0.05)
             yield from self._answer_now(messages, options, cancelled)
         finally:
@@ -84,7 +88,7 @@ class FakeEngine:
         if "BOOM" in asked:
             raise RuntimeError("the fake engine was told to fail")
         begun = time.monotonic()
-        if not (yield from self._phase("loading", self.load_s or (10 if "SLOWLOAD" in asked else 0.05), cancelled)):
+        if not (yield from self._phase("loading", 10 if "SLOWLOAD" in asked else 0.05, cancelled)):
             return
         prompt = sum(len(m["content"]) // 4 + 4 for m in messages)
         if not (yield from self._phase("prefill", 10 if "SLOWPREFILL" in asked else 0.1, cancelled, prompt)):
@@ -124,6 +128,8 @@ class FakeEngine:
             texts = tuple(pieces[shown : shown + count])
             shown += count
             finish = ("length" if "CUT" in asked else "stop") if shown >= len(pieces) else None
+            if finish and self.ended:
+                self.ended.write_text(str(time.time()))
             step, draft_texts = rounds.make(texts, now, count / self.rate, finish)
             yield Step(
                 round=step, text="".join(texts), pieces=texts, draft_texts=draft_texts, phase="decode",

@@ -403,3 +403,82 @@ def test_five_tabs(browser: Browser, server: Server) -> None:
         tab.bring_to_front()
         expect(tab.locator(".theirs .dc-tools")).to_have_count(1, timeout=60_000)
     context.close()
+
+
+def test_speculation_that_pauses_says_why(page: Page) -> None:
+    send(page, "OFF please")
+    expect(page.locator(".dc-badge")).to_contain_text("Speculation paused: the measured gain is 0.9", timeout=WAIT)
+    answered(page)
+    expect(page.locator(".dc-badge")).to_be_visible()
+
+
+def test_context_meter_and_figures(page: Page) -> None:
+    send(page, "Hello LONG")
+    expect(page.locator(".dc-numbers")).to_contain_text(re.compile(r"tok/s.*α.*τ.*first token"), timeout=WAIT)
+    meter = page.get_by_role("meter", name="Context used")
+    expect(meter).to_have_attribute("aria-valuemax", "4096")
+    assert int(meter.get_attribute("aria-valuenow") or 0) > 0
+    page.keyboard.press("Escape")
+    answered(page)
+
+
+def test_the_picker_lists_every_pair_and_why_one_does_not_fit(page: Page) -> None:
+    page.get_by_role("button", name=re.compile("SmolLM2")).click()
+    sheet = page.get_by_role("dialog", name="Models")
+    expect(sheet.locator(".dc-pair.used")).to_contain_text("In use", timeout=WAIT)
+    for pair in sheet.locator(".dc-pair").all():
+        expect(pair).to_contain_text("GiB for the target")
+    for unfit in sheet.locator(".dc-pair.unfit").all():
+        expect(unfit).to_contain_text("Does not fit: ")
+        assert not unfit.get_by_role("button", name="Load").count()
+    page.keyboard.press("Escape")
+    expect(sheet).to_have_count(0)
+
+
+def test_a_conversation_opens_from_any_tab(page: Page) -> None:
+    send(page, "Find me again")
+    answered(page)
+    page.get_by_role("tab", name="Learn").click()
+    expect(page.locator(".dc-thread")).to_be_hidden()
+    page.locator(".dc-list a", has_text="Find me again").first.click()
+    expect(page.locator(".dc-thread")).to_be_visible()
+    page.get_by_role("tab", name="Race").click()
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".dc-empty")).to_be_visible()
+
+
+@pytest.mark.parametrize("media", [{"reduced_motion": "reduce"}, {"forced_colors": "active"}])
+def test_reduced_motion_and_forced_colours(browser: Browser, server: Server, media: dict[str, str]) -> None:
+    """Nothing is animated for those who asked for rest; with forced colours the bubble and the buttons keep an edge."""
+    context = browser.new_context(**media)
+    page = context.new_page()
+    visit(page, server.url)
+    send(page, "Hello LONG")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    if "reduced_motion" in media:
+        moving = "document.getAnimations().filter((a) => a.playState === 'running').length"
+        assert page.evaluate(moving) == 0
+    else:
+        edge = page.locator("[data-testid=user]").evaluate("e => getComputedStyle(e).borderTopWidth")
+        assert edge == "1px"
+    page.keyboard.press("Escape")
+    answered(page)
+    context.close()
+
+
+def test_a_long_conversation_stays_where_the_reader_is(page: Page) -> None:
+    """At the end the thread follows the answer; scrolled up it stays, and a button leads down again."""
+    send(page, "LONG")
+    expect(page.locator(".dc-block")).to_have_count(14, timeout=WAIT)
+    assert page.locator(".dc-thread").evaluate("e => e.scrollTop") == 0
+    page.locator(".dc-thread").hover()
+    page.mouse.wheel(0, -500)
+    expect(page.get_by_role("button", name="To the end")).to_be_visible()
+    before = page.locator(".dc-thread").evaluate("e => e.firstChild.getBoundingClientRect().top")
+    page.wait_for_timeout(700)
+    after = page.locator(".dc-thread").evaluate("e => e.firstChild.getBoundingClientRect().top")
+    assert abs(after - before) < 5
+    page.get_by_role("button", name="To the end").click()
+    assert page.locator(".dc-thread").evaluate("e => e.scrollTop") == 0
+    page.keyboard.press("Escape")
+    answered(page)

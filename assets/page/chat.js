@@ -4,6 +4,7 @@
   const { make, icon, button, toast, say, copy, actions } = window.duochat;
   const tab = Math.random().toString(36).slice(2);
   const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
+  const LATE = 8000; // ms without a word after something was asked
   const EXAMPLES = [
     ["Explain an idea", "Explain in five sentences how speculative decoding makes a language model faster."],
     ["Write code", "Write a Python function that checks whether a string is a palindrome, with two tests."],
@@ -59,6 +60,7 @@
 
     send(text) {
       if (this.busy) return toast("An answer is being written: stop it first, or wait. Your text stays here."), false;
+      if (!this.loaded) return (this.held = text), true;
       const last = this.messages[this.messages.length - 1];
       this.ask("send", { text, after: last ? last.id : null });
       this.pretend(text);
@@ -68,7 +70,7 @@
     ask(kind, more = {}) {
       if (this.busy && kind !== "send") return toast("An answer is being written: stop it first.");
       const ticket = `${tab}-${Date.now()}`;
-      const late = setTimeout(() => this.refuse(ticket, "The server does not answer. Your text is kept: see whether DuoChat still runs, then send again."), 8000);
+      const late = setTimeout(() => this.late(ticket), LATE);
       this.pending.set(ticket, { kind, late, text: more.text });
       this.setBusy(true);
       this.clearFaults();
@@ -95,6 +97,16 @@
       if (this.conversation) this.resync();
     }
 
+    /** Nothing was heard of what was asked: did the server never get it, or is only its way back broken? */
+    async late(ticket) {
+      const asked = this.pending.get(ticket);
+      const thread = await this.server.look({ conversation: this.conversation }).catch(() => null);
+      if (!thread) return this.refuse(ticket, "The server does not answer. Your text is kept: see whether DuoChat still runs, then send again.");
+      const got = thread.messages.filter((m) => m.role === "user").pop()?.text === asked?.text;
+      if (!got && asked?.text) this.composer.giveBack(asked.text);
+      location.reload();
+    }
+
     /** Gradio could not hand a message to the server. */
     failed() {
       for (const ticket of [...this.pending.keys()]) this.refuse(ticket, "The message could not be sent: look at the settings, then send again. Your text is kept.");
@@ -115,9 +127,11 @@
     }
 
     open(conversation) {
+      if (!this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
       if (conversation && conversation === this.conversation) return;
       this.conversation = conversation;
       this.point();
+      this.loaded = !conversation;
       this.setBusy(false);
       this.draw({ messages: [] });
       this.state.show({ phase: "idle" });
@@ -143,10 +157,12 @@
       this.acknowledge(value.number);
       if (value.thread) {
         this.draw(value.thread);
+        this.loaded = true;
         setTimeout(() => this.composer.summary(), 200);
       }
       if (value.stream) this.grow(value.stream);
       if (value.status) this.show(value.status);
+      if (this.held && this.loaded && !this.busy) this.send([this.held, (this.held = "")][0]);
     }
 
     /** Tell the server how far the page has come, so that it never runs ahead; one word at a time. */
@@ -157,7 +173,7 @@
       try {
         for (let told = 0; told !== this.drawn; ) {
           told = this.drawn;
-          await new Promise((done) => setTimeout(done, 100));
+          await new Promise((done) => setTimeout(done, 200));
           await this.server.heard({ tab, number: (told = this.drawn) });
         }
       } catch { /* listen() finds out */ } finally {
@@ -177,6 +193,7 @@
       this.setBusy(!["idle", "done"].includes(status.phase));
       this.state.show(status);
       this.mention(status.notices);
+      window.duochat.pace = status.pace > 0.1 ? 1000 * status.pace : 30; // ms between two pictures
       if (status.phase === "idle") this.remind();
       if (was && !this.busy) {
         say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
@@ -203,19 +220,15 @@
       this.composer.setBusy(busy);
     }
 
-    /** Is somebody still there? Called every second. */
+    /** Is somebody still there? Called every second. Gradio does not take up a broken stream again: a reload does. */
     async listen() {
       if (!this.busy || this.pending.size || this.asking || Date.now() - this.heard < SILENCE) return;
       this.asking = true;
       try {
-        const thread = await this.server.look({ conversation: this.conversation });
-        if (!thread) throw new Error("no answer");
-        this.state.lost(false);
-        this.setBusy(false);
-        this.draw(thread);
-        this.trigger("open", { conversation: this.conversation, tab });
+        await this.server.look({ conversation: this.conversation });
+        location.reload();
       } catch {
-        this.state.lost(true);
+        this.state.lost();
         this.heard = Date.now() - SILENCE + 2000;
       } finally {
         this.asking = false;
@@ -231,7 +244,7 @@
         const signature = JSON.stringify(message);
         const old = this.articles.get(message.id);
         const keep = old && (old.signature === signature || old.querySelector(".dc-editor"));
-        const article = keep ? old : this.article(message);
+        const article = keep ? old : this.article(message, old?.classList.contains("live") ? old.querySelector(".dc-body") : null);
         article.signature = keep ? old.signature : signature;
         kept.set(message.id, article);
       }
@@ -244,14 +257,16 @@
       const cards = EXAMPLES.map(([title, text]) =>
         make("button.dc-card", { type: "button", onclick: () => this.composer.fill(text) }, make("b", {}, title), make("span", {}, text)));
       return make("div.dc-empty", {}, make("h1", {}, "What shall we work on?"),
-        make("p", {}, "The draft guesses ahead on the CPU while the target decides on the GPU. Watch them beside the answer."),
+        make("p.gpu", {}, "The draft guesses ahead on the CPU while the target decides on the GPU. Watch them beside the answer."),
+        make("p.cpu", {}, "There is no GPU here, so both models share the processor: you see how it works rather than how fast it can be."),
         make("div.dc-cards", {}, ...cards));
     }
 
-    article(message) {
+    /** grown: the body of the same answer while it was being written, whose blocks are kept where they are right. */
+    article(message, grown) {
       if (message.role === "system") return make("p.dc-note", {}, `System prompt of this conversation: ${message.text}`);
       const mine = message.role === "user";
-      const body = make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
+      const body = grown || make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
       const article = make(`article.dc-message.${mine ? "mine" : "theirs"}`, { "aria-label": mine ? "You" : "Answer", "data-id": message.id }, body);
       if (mine) body.textContent = message.text;
       else this.blocks(body, 0, message.blocks || []);

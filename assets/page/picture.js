@@ -1184,7 +1184,7 @@
     wake() {
       if (this.asked) return;
       this.asked = true;
-      const rest = Math.min(150, Math.max(30, 4 * this.cost)) - (performance.now() - this.drawn);
+      const rest = Math.max(window.duochat?.pace || 30, Math.min(150, 4 * this.cost)) - (performance.now() - this.drawn);
       const draw = () => requestAnimationFrame((now) => { this.asked = false; this.draw(now); });
       if (rest > 16) setTimeout(draw, rest); else draw();
     }

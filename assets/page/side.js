@@ -78,7 +78,12 @@
           this.choice("export", "Save as JSON", () => this.export(c, "json")),
           this.choice("trash", "Delete", () => this.delete(c))));
       const item = make("li", { "data-id": c.id }, link, menu);
-      link.addEventListener("click", () => innerWidth < 768 && window.duochat.toggle("side-bar"));
+      link.addEventListener("click", (e) => {
+        if (e.ctrlKey || e.metaKey || e.shiftKey) return;
+        e.preventDefault();
+        window.duochat.chat_.open(c.id);
+        if (innerWidth < 768) window.duochat.toggle("side-bar");
+      });
       link.addEventListener("dblclick", (e) => (e.preventDefault(), this.rename(item, c)));
       link.addEventListener("keydown", (e) => e.key === "F2" ? this.rename(item, c) : e.key === "Delete" && this.delete(c));
       return item;

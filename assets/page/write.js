@@ -170,9 +170,8 @@
       this.phase.textContent = "Stopping";
     }
 
-    lost(is) {
-      if (is) this.phase.textContent = "The connection is lost. What was written is kept; trying again";
-      this.element.classList.toggle("lost", is);
+    lost() {
+      this.phase.textContent = "The connection is lost. What was written is kept; trying again";
     }
   }
 

@@ -29,6 +29,7 @@ from duochat.app.ui_room import Room
 from duochat.app.ui_settings import Controls, options_from, options_of
 from duochat.app.ui_view import Look
 
+QUEUE_SLEEP = 0.02  # seconds between two looks of Gradio's queue; its own 1 ms costs a tenth of a core, all the time
 MANY_TABS = 1000  # tabs remembered
 UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
@@ -63,6 +64,7 @@ class Page:
         self.blocks = gr.Blocks(title="DuoChat", analytics_enabled=False, fill_width=True)
         with self.blocks:
             self._build()
+        self.blocks._queue.sleep_when_free = QUEUE_SLEEP
 
     def _build(self) -> None:
         room, models = self.room, self.models

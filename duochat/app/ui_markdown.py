@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
@@ -65,6 +66,7 @@ def _draw_fence(tokens: list[Token], index: int, _options: object, env: dict[str
     return f'<pre data-language="{html.escape(language)}"><code>{code}</code></pre>'
 
 
+@lru_cache(maxsize=64)
 def colour(code: str, language: str) -> str:
     """HTML of the code with Pygments' short classes; plain when the language is unknown or the code too long."""
     if len(code) > LONGEST_HIGHLIGHT:
@@ -109,8 +111,7 @@ class Stream:
         first, tail = self.settled, text.replace("\r", "")[self.start :]
         groups = _groups(_markdown.parse(tail, self.env))
         drawn = [self._draw(group, tail, finished or group is not groups[-1]) for group in groups]
-        if len(groups) > 1:
-            self._settle(groups, tail)
+        self._settle(groups, tail)
         return first, drawn
 
     def _draw(self, group: list[Token], tail: str, complete: bool) -> str:
@@ -118,9 +119,15 @@ class Stream:
         return _markdown.renderer.render(group, _markdown.options, {**self.env, "open": is_open})
 
     def _settle(self, groups: list[list[Token]], tail: str) -> None:
-        line = groups[-1][0].map[0] if groups[-1][0].map else 0
-        self.start += sum(len(part) + 1 for part in tail.split("\n")[:line])
-        self.settled += len(groups) - 1
+        """The last block may change; the one right above it too, while the last one's first line is not complete."""
+        starts = [group[0].map[0] if group[0].map else 0 for group in groups]
+        lines = tail.split("\n")
+        final = len(groups) - 1
+        if final > 0 and len(lines) - 1 <= starts[final] and lines[starts[final] - 1].strip():
+            final -= 1
+        if final > 0:
+            self.start += sum(len(line) + 1 for line in lines[: starts[final]])
+            self.settled += final
 
 
 def _groups(tokens: list[Token]) -> list[list[Token]]:

@@ -28,7 +28,7 @@ class Room:
     def __init__(self, engine: Any, store: Store, defaults: Options) -> None:
         self._engine, self.store, self.defaults = engine, store, defaults
         machine = Machine()
-        self.runs = Runs(engine, self._keep, machine.load)
+        self.runs = Runs(engine, self._keep, machine.load, self._plain_rate)
         self.view = View(store, self.runs, machine)
         self._asking = threading.Lock()
 
@@ -93,7 +93,7 @@ class Room:
         past = [{"role": m.role, "content": m.content} for m in self.store.thread(conversation)]
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
-        self.runs.start(Run(conversation, answer.id, messages, options, before, self._plain_rate()))
+        self.runs.start(Run(conversation, answer.id, messages, options, before))
 
     def _plain_rate(self) -> float | None:
         """Tokens/s of plain decoding as the calibration measured it."""

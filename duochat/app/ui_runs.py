@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from duochat import DuoChatError
 from duochat.app.chat import Options, Step
-from duochat.app.render import Live
+from duochat.app.render import Live, decode_rate
 from duochat.engine.rounds import Round, Stats
 
 WINDOW = 2.0  # seconds over which the live tokens/s are taken
@@ -37,8 +37,7 @@ class Engine(Protocol):
 class Run:
     """One answer: asked for, waiting, being written or finished.
 
-    message: the store's id of the message that it becomes. before: text that the answer continues. plain_rate:
-    tokens/s of plain decoding on this machine, None while unknown.
+    message: the store's id of the message that it becomes. before: text that the answer continues.
     """
 
     conversation: str
@@ -46,7 +45,6 @@ class Run:
     messages: list[dict[str, str]]
     options: Options
     before: str = ""
-    plain_rate: float | None = None
     text: str = ""
     phase: str = "queued"  # queued, loading, prefill, decode, done
     doing: str = ""  # what is being loaded
@@ -67,7 +65,7 @@ class Run:
     done: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self.live = Live(self.options.decoder, self.plain_rate)
+        self.live = Live(self.options.decoder)
         self._lock = threading.Lock()
         self._recent: deque[tuple[float, int]] = deque()
 
@@ -107,16 +105,11 @@ class Run:
 
     def rate(self) -> float:
         """Tokens/s: over the last seconds while it runs, over the whole decoding when it is done."""
-        if self.done.is_set():
-            span, count = (
-                self.stats.decode_s,
-                self.stats.completion_tokens - (len(self.steps[0].round.tokens) if self.steps else 0),
-            )
-        else:
-            recent = list(self._recent)
-            span = recent[-1][0] - recent[0][0] if recent else 0.0
-            count = sum(n for _, n in recent[1:])
-        return count / span if span > 0 else 0.0
+        if self.phase == "done":
+            return decode_rate(self.stats) or 0.0
+        recent = list(self._recent)
+        span = recent[-1][0] - recent[0][0] if recent else 0.0
+        return sum(n for _, n in recent[1:]) / span if span > 0 else 0.0
 
 
 Save = Callable[[Run, list[Step] | None], None]
@@ -126,11 +119,17 @@ class Runs:
     """The answers under way, one a conversation.
 
     save(run, steps) stores an answer: as it stands every few seconds (steps None), when it ends, and last with the
-    steps of its trace. load: see `Run.take`.
+    steps of its trace. load: see `Run.take`. plain_rate: tokens/s of plain decoding here, None while unknown.
     """
 
-    def __init__(self, engine: Engine, save: Save, load: Callable[[], dict[str, float]]) -> None:
-        self._engine, self._save, self._load = engine, save, load
+    def __init__(
+        self,
+        engine: Engine,
+        save: Save,
+        load: Callable[[], dict[str, float]],
+        plain_rate: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._engine, self._save, self._load, self._plain_rate = engine, save, load, plain_rate
         self._runs: dict[str, Run] = {}
         self._lock = threading.RLock()
 
@@ -168,6 +167,8 @@ class Runs:
                 with self._lock:
                     if run.done.is_set():
                         return  # the page has gone on without it
+                    if step.round is not None and not run.steps:
+                        run.live.plain_rate = self._plain_rate()  # known by now: loading measures it
                     run.take(step, self._load())
                 if time.monotonic() - run.kept_at > KEEP_EVERY:
                     run.kept_at = time.monotonic()

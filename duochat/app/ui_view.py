@@ -16,7 +16,9 @@ from duochat.app.ui_markdown import Stream, render
 from duochat.app.ui_runs import Run, Runs
 
 INTERVAL = 1 / 15  # seconds between two updates of a page
+CROWDED = 0.85, 1 / 5  # when so much of the processor is busy, the lanes need it more: this interval
 AHEAD = 4  # values sent to a page that has not said that it drew them
+GLANCE = 0.02  # seconds between two looks at whether the answer has ended
 IDLE = 0.5  # seconds between two values when there is nothing new but the clock
 SILENCE = 1.0  # seconds after which a page gets another value in any case
 KEPT = ("finish", "error", "notices", "figures", "edited")  # of a message's meta, for the page
@@ -70,8 +72,7 @@ class View:
         if run is None:
             return
         stream, seen, busy = Stream(), 0, 0.0
-        while look.open and not run.done.is_set():
-            await asyncio.sleep(max(INTERVAL, 8 * busy))
+        while look.open and await writing(run, max(self.pace(), 8 * busy)):
             if look.behind() or (len(run.frames) == seen and look.recent()):
                 continue
             begun = time.monotonic()
@@ -83,6 +84,11 @@ class View:
             frames = run.frames_from(seen)
             yield {"thread": thread, "status": self.status(run), "message": run.message, "frames": frames}
 
+    def pace(self) -> float:
+        """Seconds between two updates of a page now."""
+        load, slower = CROWDED
+        return slower if self._machine.load().get("cpu", 0) > load else INTERVAL
+
     def look(self, action: dict[str, Any]) -> dict[str, Any]:
         """The thread again, for a page that missed something."""
         return self.thread(str(action.get("conversation")))
@@ -92,7 +98,8 @@ class View:
         run = self._runs.of(str(action.get("conversation")))
         if run and run.message == action.get("message"):
             return run.frames_from(0)[0] if run.frames else {}
-        live = Live()
+        figures = self._store.message(int(action["message"])).meta.get("figures", {})
+        live = Live(figures.get("decoder", ""), figures.get("plain_rate"))
         for step in self._store.trace(int(action["message"])):
             live.feed(step)
         return live.snapshot()
@@ -110,8 +117,16 @@ class View:
             "ttft": run.first_at - run.asked_at if run.first_at else None,
             "context": [run.prompt_tokens + run.stats.completion_tokens, run.context_length],
             "speculation": run.speculation, "decoder": run.options.decoder, "notices": list(run.notices),
-            "error": run.error, **self._machine.load(),
+            "error": run.error, "pace": self.pace(), **self._machine.load(),
         }  # fmt: skip
+
+
+async def writing(run: Run, seconds: float) -> bool:
+    """Wait so long, but not beyond the end of the answer. False when it has ended."""
+    until = time.monotonic() + seconds
+    while not run.done.is_set() and (left := until - time.monotonic()) > 0:
+        await asyncio.sleep(min(left, GLANCE))
+    return not run.done.is_set()
 
 
 def grown(run: Run, stream: Stream) -> dict[str, Any]:
@@ -135,11 +150,12 @@ def draw(message: Message, running: Run | None) -> dict[str, Any]:
 
 def meta_of(run: Run) -> dict[str, Any]:
     """What is kept beside an answer: its settings and figures."""
+    figures = run.stats.to_dict()
     return {
         "finish": run.finish, "error": run.error, "notices": run.notices, "options": asdict(run.options),
         "figures": {
-            "rate": run.stats.to_dict()["tokens_per_s"], "alpha": run.stats.to_dict()["acceptance_rate"],
-            "tau": run.stats.mean_accepted_length, "ttft": run.stats.first_token_at,
-            "tokens": run.stats.completion_tokens, "decoder": run.options.decoder,
+            "rate": run.rate(), "alpha": figures["acceptance_rate"], "tau": run.stats.mean_accepted_length,
+            "ttft": run.stats.first_token_at, "tokens": run.stats.completion_tokens, "decoder": run.options.decoder,
+            "plain_rate": run.live.plain_rate,
         },
     }  # fmt: skip

@@ -85,7 +85,7 @@ def plan(need: Need, context_length: int, quantize: str, device: torch.device) -
         and need.total("none", context_length) <= together
     ):
         return Plan("none", True, f"The target is spread over {cards} cards: decoding runs without CUDA graphs.")
-    smallest = next((q for q in BITS if fits(q)), None)
+    smallest = next((q for q in BITS if fits(q) and (q != "4bit" or device.type == "cuda")), None)
     if quantize != "auto" or smallest is None:
         raise too_small(need, "4bit" if quantize == "auto" else quantize, context_length, there or 0)
     note = f"The target's weights are kept in {smallest}, which is what fits in memory." if smallest != "none" else ""

@@ -40,8 +40,9 @@ class Rows:
         out[at["position"]] = place
         out[at["slot"]] = [memo.capacity] * pad + list(self.slots)
         out[at["parent"]] = parents
-        out[at["key"]] = keys(sampling.seed, place + 1)
-        out[at["parameters"]] = parameters(sampling)
+        if sampling.temperature > 0:  # greedy reads neither
+            out[at["key"]] = keys(sampling.seed, place + 1)
+            out[at["parameters"]] = parameters(sampling)
         size = 4 * words(shape.width)
         out[at["ancestors"]] = np.frombuffer(b"".join(a.to_bytes(size, "little") for a in ancestors), np.int32)
         committed = np.zeros(shape.span, dtype=bool)

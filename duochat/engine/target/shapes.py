@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-
-import numpy as np
+from functools import cache
+from itertools import accumulate
 
 PER_ROW = ("token", "position", "slot", "parent", "key")
 PARAMETERS = 4  # 1/temperature, top_k, top_p, log(min_p)
@@ -28,11 +28,12 @@ class Shape:
     kept: int
     span: int
 
+    @cache  # noqa: B019 (few shapes, and asked for in every round)
     def sections(self) -> dict[str, slice]:
         """Where each section lies in the packed array."""
         sizes = dict.fromkeys(PER_ROW, self.width)
         sizes |= {"parameters": PARAMETERS, "ancestors": self.width * words(self.width), "committed": self.span // 32}
-        ends = np.cumsum(list(sizes.values())).tolist()
+        ends = accumulate(sizes.values())
         return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
     @property

@@ -52,7 +52,8 @@ def swap(model: torch.nn.Module) -> bool:
         return False
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is torch.nn.Linear and child.weight.dtype == torch.float32:
+            plain = type(child) is torch.nn.Linear and type(child.weight) is torch.nn.Parameter  # not quantised
+            if plain and child.weight.dtype == torch.float32:
                 setattr(module, name, SkinnyLinear(child, kernel))
     return True
 

@@ -16,7 +16,16 @@ from duochat import DuoChatError  # noqa: E402
 from duochat.lab import distill, gguf_file  # noqa: E402
 from duochat.lab.distill_eval import Answered, agreement  # noqa: E402
 from duochat.lab.distill_text import ANSWER, Format, Row, Text, Writer, plan  # noqa: E402
-from duochat.lab.distill_train import Plan, Student, Texts, Trainer, orthogonal, share_of_rate, student_of  # noqa: E402
+from duochat.lab.distill_train import (  # noqa: E402
+    Plan,
+    Student,
+    Texts,
+    Trainer,
+    deepened,
+    orthogonal,
+    share_of_rate,
+    student_of,
+)
 from duochat.lab.llama import Llama, Shape  # noqa: E402
 
 SHAPE = Shape(width=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=300, context=256, norm_eps=2.0**-17)
@@ -226,6 +235,20 @@ def test_a_student_comes_to_agree_and_survives_a_lost_step():
         trainer.step(tokens, places, share_of_rate(step / 100))
     assert student.slower == 0.5
     assert agreement(student.model, asked)["mean"]["top4"] > before + 0.1
+
+
+def test_a_deepened_student_keeps_its_function(target_file, tmp_path):
+    source = gguf_file.Source.open(target_file)
+    plans = Plan.parse("32x1"), Plan.parse("32x2")
+    earlier = student_of(source.model(), plans[0].shape(source.shape))
+    gguf_file.write(earlier, source, tmp_path / "earlier.gguf", "f16", "earlier")
+    read = gguf_file.Source.open(tmp_path / "earlier.gguf").model()
+    deeper = deepened(read, plans[1].shape(source.shape))
+    ids = torch.tensor([[3, 7, 11, 2]])
+    torch.testing.assert_close(deeper(ids), read(ids))
+    assert deeper.shape.layers == 2
+    with pytest.raises(DuoChatError, match="only layers can be added"):
+        deepened(deeper, plans[0].shape(source.shape))
 
 
 def test_agreement_counts_ranks_with_the_shared_noise():

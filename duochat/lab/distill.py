@@ -24,7 +24,7 @@ import torch
 from duochat import DuoChatError
 from duochat.lab import distill_eval, gguf_file
 from duochat.lab.distill_text import Text, written
-from duochat.lab.distill_train import Plan, Student, Texts, Trainer, student_of, train
+from duochat.lab.distill_train import Plan, Student, Texts, Trainer, deepened, student_of, train
 from duochat.lab.llama import Llama
 
 log = logging.getLogger("distill")
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
     add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")
     add("--students", default="320x5", help="width x layers[@rate], commas between; ';' parts the workers' groups")
+    add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
     add("--prompts", type=Path, help="folder of evaluation prompts in Spec-Bench's format")
     add("--limit", type=int, default=40, help="evaluation prompts a task")
@@ -242,8 +243,11 @@ class Worker:
     def _students(self) -> list[Student]:
         plans = [Plan.parse(text, self.args.rate) for text in self.args.students.split(",")]
         students = []
+        earlier = [gguf_file.Source.open(Path(p)).model() for p in (self.args.start or "").split(",") if p]
         for plan in plans:
-            student = Student(plan, student_of(self.target, plan.shape(self.target.shape)))
+            shape = plan.shape(self.target.shape)
+            start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
+            student = Student(plan, (start or student_of(self.target, shape)).to(self.device).requires_grad_())
             self.report["students"][plan.name] = self._described(student)
             students.append(student)
         return students

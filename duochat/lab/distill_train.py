@@ -73,6 +73,27 @@ def student_of(target: Llama, shape: Shape) -> Llama:
     return student.to(target.token_embd.weight.device)
 
 
+@torch.no_grad()
+def deepened(student: Llama, shape: Shape) -> Llama:
+    """An earlier student with more layers, which give nothing yet, so that its function stays; same widths as before.
+
+    Raises DuoChatError when it is deeper or differs in anything but its layers.
+    """
+    if replace(student.shape, layers=shape.layers) != shape or student.shape.layers > shape.layers:
+        raise DuoChatError(f"{student.shape} cannot be deepened to {shape}: only layers can be added.")
+    deep = Llama(shape)
+    deep.token_embd.weight.copy_(student.token_embd.weight)
+    deep.output_norm.copy_(student.output_norm)
+    kept = torch.linspace(0, shape.layers - 1, student.shape.layers).round().long().tolist()
+    for layer, block in enumerate(deep.blk):
+        source = max(i for i, place in enumerate(kept) if place <= layer)
+        block.load_state_dict(student.blk[source].state_dict())
+        if layer not in kept:
+            block.attn_output.weight.zero_()
+            block.ffn_down.weight.zero_()
+    return deep
+
+
 def _main_directions(embedding: Tensor, width: int) -> Tensor:
     """Orthonormal columns [target width, width] that keep most of the embedding's energy; identity at full width."""
     if width == embedding.shape[1]:

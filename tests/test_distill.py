@@ -23,11 +23,13 @@ from duochat.lab.distill_train import (  # noqa: E402
     Trainer,
     deepened,
     orthogonal,
+    q4_0,
     share_of_rate,
     student_of,
 )
 from duochat.lab.llama import Llama, Shape  # noqa: E402
 
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
 SHAPE = Shape(width=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=300, context=256, norm_eps=2.0**-17)
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -188,6 +190,24 @@ def test_orthogonal_levels_singular_values():
     values = torch.linalg.svdvals(orthogonal(torch.randn(3, 40, 16)).float())
     assert values.min() > 0.5
     assert values.max() < 1.4
+
+
+def test_rounding_is_that_of_the_file():
+    weight = torch.randn(6, 96) * torch.logspace(-3, 1, 6)[:, None]
+    weight[0] = 0
+    kept = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), Q4_0), Q4_0)
+    assert torch.equal(q4_0(weight), torch.from_numpy(kept))
+
+
+def test_coarse_parameters_are_rounded_for_the_forward_alone():
+    model = sharp_llama()
+    names = distill.coarse(model, "q8_0,token_embd=q4_0")
+    assert names == ["token_embd.weight"]
+    student, exact = Student(Plan.parse("64x1"), model, names), model.token_embd.weight.clone()
+    with student.rounded():
+        assert torch.equal(model.token_embd.weight, q4_0(exact))
+        assert not torch.equal(model.token_embd.weight, exact)
+    assert torch.equal(model.token_embd.weight, exact)
 
 
 def test_rate_warms_up_stays_and_ends_at_zero():

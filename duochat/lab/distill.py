@@ -247,7 +247,8 @@ class Worker:
         for plan in plans:
             shape = plan.shape(self.target.shape)
             start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
-            student = Student(plan, (start or student_of(self.target, shape)).to(self.device).requires_grad_())
+            model = (start or student_of(self.target, shape)).to(self.device).requires_grad_()
+            student = Student(plan, model, coarse(model, self.args.mix))
             self.report["students"][plan.name] = self._described(student)
             students.append(student)
         return students
@@ -306,17 +307,18 @@ class Worker:
         self._export(student, "f16", f"{name}.f16.gguf")
         figures |= {"loss": student.loss, "mix": self.args.mix}
         figures["bytes"] = self._export(student, self.args.mix, f"{name}.gguf")
-        model = self._rounded(student.model)
+        model = gguf_file.Source.open(self.work / f"{name}.gguf").model().to(self.device)
         for kind, answered in self.answered.items():
             figures[kind] = distill_eval.agreement(model, answered, noisy=TEMPERATURES[kind] > 0)
             self._say("%s %s %s", name, kind, figures[kind]["mean"])
         _write_json(self.work / f"report-{self.id}.json", self.report)
 
-    def _rounded(self, model: Llama) -> Llama:
-        """The student as it is measured: in fp32, uncompiled."""
-        plain = Llama(model.shape).to(self.device)
-        plain.load_state_dict(model.state_dict())
-        return plain.requires_grad_(False)
+
+def coarse(model: Llama, mix: str) -> list[str]:
+    """Names of the parameters that the mix keeps in Q4_0, the one quantisation that training prepares for."""
+    kinds = gguf_file.kinds(mix)
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim == 2]
+    return [name for name in matrices if gguf_file.kind_of(name, kinds) == "q4_0"]
 
 
 def _device_name(device: torch.device) -> str:

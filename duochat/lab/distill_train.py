@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -143,11 +144,25 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-class Student:
-    """A student under training with its optimisers. When its loss is no number it goes back to its last good state."""
+@torch.no_grad()
+def q4_0(weight: Tensor) -> Tensor:
+    """The weight as GGUF's Q4_0 keeps it: 16 levels times a scale in fp16 for each 32 neighbours in a row."""
+    blocks = weight.float().reshape(-1, 32)
+    scale = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)) / -8
+    inverse = torch.where(scale == 0, 0.0, 1 / scale)
+    levels = (blocks * inverse + 8.5).trunc().clamp(0, 15) - 8
+    return (levels * scale.half().float()).reshape(weight.shape).to(weight.dtype)
 
-    def __init__(self, plan: Plan, model: Llama) -> None:
+
+class Student:
+    """A student under training with its optimisers. When its loss is no number it goes back to its last good state.
+
+    coarse: names of the parameters that will be kept in Q4_0. They are trained to be right when rounded to it.
+    """
+
+    def __init__(self, plan: Plan, model: Llama, coarse: Sequence[str] = ()) -> None:
         self.plan, self.model, self.slower, self.loss = plan, model, 1.0, float("nan")
+        self.coarse = [model.get_parameter(name) for name in coarse]
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blk")]
         others = [p for name, p in model.named_parameters() if p.ndim == 1]
         self.muon = Muon(matrices)
@@ -163,6 +178,18 @@ class Student:
             group["lr"] = group["base"] * share
         self.adam.step()
         self.model.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def rounded(self) -> Iterator[None]:
+        """Inside, the coarse parameters are rounded; their gradients count for the exact ones (straight through)."""
+        exact = [parameter.detach().clone() for parameter in self.coarse]
+        with torch.no_grad():
+            for parameter in self.coarse:
+                parameter.copy_(q4_0(parameter))
+        yield
+        with torch.no_grad():
+            for parameter, value in zip(self.coarse, exact, strict=True):
+                parameter.copy_(value)
 
     def checked(self, loss: float) -> None:
         """Keep the present state as good, or after a loss that is no number return to the last one, more slowly."""
@@ -226,17 +253,24 @@ class Trainer:
         """tokens [rows, length]; places: flat indices of the positions whose next token is learnt."""
         with torch.no_grad():
             taught = self.target(tokens).flatten(0, 1)[places]
+        with ExitStack() as stack:
+            for student in self.students:
+                stack.enter_context(student.rounded())
+            self._differentiate(tokens, places, taught)
+        for student in self.students:
+            student.learn(share)
+        self.steps += 1
+        if self.steps % CHECKED_EVERY == 0:
+            for student, loss in zip(self.students, self.losses.tolist(), strict=True):
+                student.checked(loss)
+
+    def _differentiate(self, tokens: Tensor, places: Tensor, taught: Tensor) -> None:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             hidden = [s.model(tokens).flatten(0, 1)[places] for s in self.students]
         heads = self._heads(taught, [h.detach().to(taught.dtype) for h in hidden])
         for student, h, (by_hidden, by_embedding) in zip(self.students, hidden, heads, strict=True):
             h.backward(by_hidden.to(h.dtype))
             student.model.token_embd.weight.grad.add_(by_embedding)
-            student.learn(share)
-        self.steps += 1
-        if self.steps % CHECKED_EVERY == 0:
-            for student, loss in zip(self.students, self.losses.tolist(), strict=True):
-                student.checked(loss)
 
     @torch.no_grad()
     def _heads(self, taught: Tensor, hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:

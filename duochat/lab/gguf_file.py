@@ -119,6 +119,11 @@ def kinds(text: str) -> Kinds:
     return {"": "q8_0"} | found
 
 
+def kind_of(tensor: str, by_part: Kinds) -> str:
+    """The quantisation of a tensor of two dimensions by its name."""
+    return next((kind for part, kind in by_part.items() if part and part in tensor), by_part[""])
+
+
 def write(model: Llama, source: Source, path: Path, mix: str, name: str) -> int:
     """Write the model as GGUF with the source's tokenizer; returns the size in bytes. A half file never has `path`."""
     half = path.with_suffix(".part")
@@ -126,7 +131,7 @@ def write(model: Llama, source: Source, path: Path, mix: str, name: str) -> int:
     _write_meta(writer, model.shape, source, name)
     by_part = kinds(mix)
     for tensor_name, data in _tensors(model):
-        kind = next((k for part, k in by_part.items() if part and part in tensor_name), by_part[""])
+        kind = kind_of(tensor_name, by_part)
         quantisation = gguf.GGMLQuantizationType[("f32" if data.ndim == 1 else kind).upper()]
         writer.add_tensor(tensor_name, gguf.quants.quantize(data, quantisation), raw_dtype=quantisation)
     writer.write_header_to_file()

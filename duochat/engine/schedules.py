@@ -233,7 +233,7 @@ class Best(Schedule):
 
     drafts = True
     SMALLEST = 2e-3  # reach below which a node is not worth a decode
-    PATIENCE = 0.4  # tokens that a wait gains for each expected token of the batch waited for
+    PATIENCE = 0.15  # tokens that a wait gains for each expected token of the batch waited for
     BATCHES = (1, 2, 4, 8)
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:

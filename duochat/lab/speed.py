@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, metavar="DIR", help="a folder to time, such as widen makes")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--context-length", type=int, default=4096, metavar="N")
-    parser.add_argument("--ways", default="compiled", help="compiled,parts,graphs,products,plain: each is loaded anew")
+    parser.add_argument(
+        "--ways", default="compiled", help="compiled,parts,whole,parts-products,whole-products,graphs,plain"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -78,15 +80,16 @@ def report(folder: Path, device: str, context_length: int, way: str) -> None:
 
 
 def load(folder: Path, device: str, context_length: int, way: str) -> TorchTarget:
-    """The target as the app loads it ("compiled"), or with less: "parts", "graphs", "products", "plain"."""
+    """The target as the app loads it ("compiled"), compiled in one way (with attention by products), or less."""
     from duochat.engine.target import loading
 
     place = pick_device(device)
     if place.type != "cuda" or way == "compiled":
         return TorchTarget.load(folder, device=device, context_length=context_length, compile=way != "plain")
     model = loading.read(folder, place, loading.pick_dtype("auto", place), Plan("none"))
-    compile = {"parts": ("parts",), "products": COMPILE}.get(way, ())
-    attention = PRODUCTS if way == "products" else NAME
+    extent, _, attention = way.partition("-")
+    compile = (extent,) if extent in COMPILE else ()
+    attention = PRODUCTS if attention == "products" else NAME
     return TorchTarget(model, context_length, compile, graphs=way != "plain", attention=attention)
 
 

@@ -13,7 +13,7 @@ from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
 from duochat.engine.sampling import Sampling, gumbel
 from duochat.engine.target import TorchTarget, choose, forward
-from duochat.engine.target.attention import EXACT, NAME, PRODUCTS, by_products, exactly
+from duochat.engine.target.attention import EXACT, NAME, PRODUCTS, SPLIT, by_products, exactly
 from duochat.engine.target.compiling import compile_layers
 from duochat.engine.target.joining import join
 from duochat.engine.target.memo import Memo
@@ -244,7 +244,7 @@ def test_joined_projections(family):
     check(target.verify(context, tree, GREEDY), reference, context, tree)
 
 
-@pytest.mark.parametrize("attention", [PRODUCTS, EXACT])
+@pytest.mark.parametrize("attention", [PRODUCTS, SPLIT, EXACT])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_other_attention_functions(family, attention):
     reference, model = build(family)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)
@@ -139,10 +142,34 @@ def thread_counts(cores: int) -> list[int]:
     return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, cores - 1)]
 
 
-def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:
-    """Measure both curves (each device alone), and the number of draft threads that is fastest for one token.
+@contextmanager
+def busy(target: MeasuredTarget) -> Iterator[None]:
+    """Inside, the target computes without pause, as it does in a chat: its host thread takes a core from the draft."""
+    over = Event()
 
-    When the target computes on the CPU too, the lanes share the cores by halves and wide forwards are not tried.
+    def work() -> None:
+        while not over.is_set():
+            target.measure((1,), 256)
+
+    with ThreadPoolExecutor(1) as other:
+        working = other.submit(work)
+        try:
+            yield
+        finally:
+            over.set()
+            working.result()
+
+
+def fewest(sweep: Mapping[int, float]) -> int:
+    """The fewest threads that are as good as the best, but for a twentieth: each further one may be held up."""
+    return min(n for n, seconds in sweep.items() if seconds <= 1.05 * min(sweep.values()))
+
+
+def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:
+    """Measure both curves, and the number of draft threads that is best for one token.
+
+    The draft is measured beside a target at work. When that computes on the CPU too, each device is measured alone,
+    the lanes share the cores by halves, and wide forwards are not tried.
     """
     widths = CPU_WIDTHS if target_on_cpu else GPU_WIDTHS
     for context in () if target_on_cpu else (100, 700):  # each length's graphs are captured now, not in a chat
@@ -150,8 +177,9 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
     forwards = Curve(target.measure(widths, 256))
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}))
-    sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
-    best = min(sweep, key=lambda n: sweep[n])
-    batches = draft.measure((1, 2, 4, 8), best)
+    with nullcontext() if target_on_cpu else busy(target):
+        sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
+        best = fewest(sweep)
+        batches = draft.measure((1, 2, 4, 8), best)
     draft.set_threads(best)
     return Costs(forwards, Curve(batches), threads=best, sweep=sweep)

@@ -22,7 +22,7 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.sampling import Sampling, keys
 from duochat.engine.target import TorchTarget, choose
-from duochat.engine.target.attention import NAME, PRODUCTS
+from duochat.engine.target.attention import NAME
 from duochat.engine.target.joining import join
 from duochat.engine.target.loading import COMPILE, pick_device
 from duochat.engine.target.memory import Plan
@@ -80,7 +80,7 @@ def report(folder: Path, device: str, context_length: int, way: str) -> None:
 
 
 def load(folder: Path, device: str, context_length: int, way: str) -> TorchTarget:
-    """The target as the app loads it ("compiled"), compiled in one way (with attention by products), or less."""
+    """The target as the app loads it ("compiled"), compiled in one way (with an attention of its own), or less."""
     from duochat.engine.target import loading
 
     place = pick_device(device)
@@ -89,7 +89,7 @@ def load(folder: Path, device: str, context_length: int, way: str) -> TorchTarge
     model = loading.read(folder, place, loading.pick_dtype("auto", place), Plan("none"))
     extent, _, attention = way.partition("-")
     compile = (extent,) if extent in COMPILE else ()
-    attention = PRODUCTS if attention == "products" else NAME
+    attention = f"{NAME}-{attention}" if attention else NAME
     return TorchTarget(model, context_length, compile, graphs=way != "plain", attention=attention)
 
 

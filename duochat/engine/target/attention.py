@@ -14,7 +14,10 @@ from transformers import AttentionInterface
 
 NAME = "duochat"
 PRODUCTS = f"{NAME}-products"  # two matrix products: reads long caches with more of a GPU's cores
+SPLIT = f"{NAME}-split"  # stretches of the cache side by side, for few rows on a GPU
 EXACT = f"{NAME}-exact"  # the same whatever the order of the slots, to the last bit of the model's type
+STRETCHES = 4
+FEW = 64  # rows; more of them fill a GPU by themselves
 
 
 def attend(
@@ -56,6 +59,43 @@ def by_products(
     return _heads(torch.matmul(weights, value), query), None
 
 
+def in_stretches(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """`attend`, with the cache read in STRETCHES at a time and the results merged by their log-sum-exps.
+
+    The idea is flash-decoding's: a dozen rows over one long stretch keep a fraction of a GPU busy.
+    """
+    rows = _rows(query, key)
+    if softcap is not None or not 1 < rows.shape[2] <= FEW:
+        return attend(module, query, key, value, attention_mask, scaling, softcap)
+    keys, values = (states[0].unflatten(1, (STRETCHES, -1)).transpose(0, 1) for states in (key, value))
+    hidden = torch.finfo(attention_mask.dtype).min / 2  # finite: a stretch in which a row sees nothing weighs nothing
+    mask = attention_mask[0, 0].clamp(min=hidden).unflatten(1, (STRETCHES, -1)).transpose(0, 1)[:, None]
+    mixed, sums = _attend_with_sums(rows.expand(STRETCHES, -1, -1, -1), keys, values, mask, scaling)
+    weights = sums[:, :, : rows.shape[2], None].softmax(0)
+    return _heads((weights * mixed).sum(0, keepdim=True).to(query.dtype), query), None
+
+
+def _attend_with_sums(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention, and the logarithm of each row's sum of exponentials (at least as many rows as asked)."""
+    mask = mask.expand(-1, query.shape[1], -1, -1)
+    if query.device.type == "cuda":
+        fused = torch.ops.aten._scaled_dot_product_efficient_attention
+        return fused(query, key, value, mask, True, scale=scaling)[:2]
+    plain = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return plain(query, key, value, attn_mask=mask, scale=scaling)[:2]
+
+
 def exactly(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -86,5 +126,5 @@ def _heads(mixed: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return mixed.reshape(1, query.shape[1], query.shape[2], -1).transpose(1, 2).contiguous()
 
 
-for _name, _function in ((NAME, attend), (PRODUCTS, by_products), (EXACT, exactly)):
+for _name, _function in ((NAME, attend), (PRODUCTS, by_products), (SPLIT, in_stretches), (EXACT, exactly)):
     AttentionInterface.register(_name, _function)

@@ -229,8 +229,10 @@ class Graphs:
             function()
         here.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
+        torch._C._cuda_clearCublasWorkspaces()  # so that the graph gets one of its own, which nobody else can free
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             function()
+        torch._C._cuda_clearCublasWorkspaces()
         return graph
 
 

@@ -1,0 +1,72 @@
+"""The measured costs: curves, the sweep of threads, and the target at work beside the draft."""
+
+import time
+
+import pytest
+
+from duochat.engine.budget import Curve, busy, fewest, measure
+
+
+class Target:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def measure(self, widths, context):
+        self.calls += 1
+        return dict.fromkeys(widths, 0.005)
+
+
+class Draft:
+    """As quick as its threads, up to six of them; notes whether the target was at work."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.threads, self.alone = target, 0, 0
+
+    def measure(self, sizes, threads):
+        before, until = self.target.calls, time.monotonic() + 0.2
+        while self.target.calls == before and time.monotonic() < until:
+            time.sleep(0.001)
+        self.alone += self.target.calls == before
+        return {size: size * 0.006 / min(threads, 6) for size in sizes}
+
+    def set_threads(self, threads):
+        self.threads = threads
+
+
+def test_a_curve_is_linear_between_sizes_and_follows_live_timings():
+    curve = Curve({1: 1.0, 4: 2.5})
+    assert curve(2) == pytest.approx(1.5)
+    assert curve(6) == pytest.approx(3.5)
+    for _ in range(200):
+        curve.observe(4, 5.0)
+    assert curve(1) == pytest.approx(2.0, rel=0.01)
+
+
+def test_the_draft_is_measured_beside_a_target_at_work():
+    target = Target()
+    draft = Draft(target)
+    costs = measure(target, draft, cores=17, target_on_cpu=False)
+    assert draft.alone == 0
+    assert costs.threads == draft.threads == 6
+    assert costs.draft(8) == pytest.approx(0.008)
+
+
+def test_on_a_cpu_each_device_is_measured_alone():
+    target = Target()
+    draft = Draft(target)
+    costs = measure(target, draft, cores=2, target_on_cpu=True)
+    assert draft.alone == 2
+    assert costs.threads == 1
+
+
+def test_a_thread_that_brings_a_twentieth_is_left_to_others():
+    assert fewest({1: 3.0, 2: 1.6, 4: 1.04, 8: 1.0}) == 4
+
+
+def test_a_fault_of_the_target_at_work_is_not_lost():
+    class Broken(Target):
+        def measure(self, widths, context):
+            raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"), busy(Broken()):
+        pass

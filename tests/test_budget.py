@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from duochat.engine.budget import Curve, busy, fewest, measure
+from duochat.engine.budget import Costs, Curve, beside, fewest, measure
 
 
 class Target:
@@ -68,5 +68,27 @@ def test_a_fault_of_the_target_at_work_is_not_lost():
         def measure(self, widths, context):
             raise RuntimeError("out of order")
 
-    with pytest.raises(RuntimeError, match="out of order"), busy(Broken()):
+    with pytest.raises(RuntimeError, match="out of order"), beside(lambda: Broken().measure((1,), 256)):
         pass
+
+
+def test_contention_is_what_drafting_takes_from_the_target():
+    class Disturbed(Target):
+        draft = None
+
+        def measure(self, widths, context):
+            super().measure(widths, context)
+            return dict.fromkeys(widths, 0.01 if self.draft and self.draft.calls > 2 else 0.005)
+
+    class Counting(Draft):
+        calls = 0
+
+        def measure(self, sizes, threads):
+            self.calls += 1
+            return dict.fromkeys(sizes, 0.001)
+
+    target = Disturbed()
+    target.draft = Counting(target)
+    costs = measure(target, target.draft, cores=2, target_on_cpu=True)
+    assert costs.contention == pytest.approx(0.5)
+    assert Costs.from_dict(costs.to_dict()).contention == costs.contention

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -58,6 +58,7 @@ class Costs:
     plain: float = 0.0
     threads: int = 1
     sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
+    contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
 
     def __post_init__(self) -> None:
         self.plain = self.plain or self.target.measured(1)
@@ -102,6 +103,7 @@ class Costs:
             "sweep": {str(k): v for k, v in self.sweep.items()},
             "threads": self.threads,
             "plain": self.plain,
+            "contention": self.contention,
         }
 
     @classmethod
@@ -109,7 +111,7 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep)
+        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep, raw.get("contention", 0.0))
 
 
 class MeasuredTarget(Protocol):
@@ -143,16 +145,16 @@ def thread_counts(cores: int) -> list[int]:
 
 
 @contextmanager
-def busy(target: MeasuredTarget) -> Iterator[None]:
-    """Inside, the target computes without pause, as it does in a chat: its host thread takes a core from the draft."""
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Inside, another thread works without pause: a device as the other one has it in a chat."""
     over = Event()
 
-    def work() -> None:
+    def repeat() -> None:
         while not over.is_set():
-            target.measure((1,), 256)
+            work()
 
     with ThreadPoolExecutor(1) as other:
-        working = other.submit(work)
+        working = other.submit(repeat)
         try:
             yield
         finally:
@@ -166,7 +168,7 @@ def fewest(sweep: Mapping[int, float]) -> int:
 
 
 def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:
-    """Measure both curves, and the number of draft threads that is best for one token.
+    """Measure both curves, the number of draft threads that is best for one token, and what drafting costs the target.
 
     The draft is measured beside a target at work. When that computes on the CPU too, each device is measured alone,
     the lanes share the cores by halves, and wide forwards are not tried.
@@ -177,9 +179,12 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
     forwards = Curve(target.measure(widths, 256))
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}))
-    with nullcontext() if target_on_cpu else busy(target):
+    with nullcontext() if target_on_cpu else beside(lambda: target.measure((1,), 256)):
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
+    with beside(lambda: draft.measure((1,), best)):
+        disturbed = target.measure((1,), 256)[1]
     draft.set_threads(best)
-    return Costs(forwards, Curve(batches), threads=best, sweep=sweep)
+    contention = max(0.0, 1 - forwards(1) / disturbed)
+    return Costs(forwards, Curve(batches), threads=best, sweep=sweep, contention=contention)

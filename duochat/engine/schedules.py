@@ -232,7 +232,8 @@ class Best(Schedule):
     """The persistent tree: expand what the target most probably reaches, verify what pays, wait only when it pays."""
 
     drafts = True
-    SMALLEST = 2e-3  # reach below which a node is not worth a decode
+    SMALLEST = 2e-3  # reach below which a node is not worth a decode, though it costs the target nothing
+    WORTH = 0.5  # tokens that a decoded node brings when the target reaches it; the rest come too late or are wrong
     PATIENCE = 0.15  # tokens that a wait gains for each expected token of the batch waited for
     BATCHES = (1, 2, 4, 8)
 
@@ -245,8 +246,13 @@ class Best(Schedule):
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         if self.reason:
             return []
-        nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= self.SMALLEST]
+        nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= self._smallest]
         return nodes[: self._batch([n.reach for n in nodes])]
+
+    @property
+    def _smallest(self) -> float:
+        """Reach of a node that brings as many tokens as the target loses while it is drafted."""
+        return max(self.SMALLEST, self.rate * self.costs.contention * self.costs.draft(1) / self.WORTH)
 
     def _batch(self, reaches: list[float]) -> int:
         """The batch size that gathers the most reach per second."""

@@ -189,8 +189,9 @@ def test_the_lesson_is_json_and_has_a_word_for_everything():
 @pytest.mark.parametrize("name", learn.Lessons(None).recorded({})["recorded"])
 def test_every_shipped_trace_makes_a_lesson(name):
     made = learn.Lessons(None).lesson({"name": name})
-    assert made["frame"]["gauges"]["accepted"] > 0
-    assert any(r["tested"] > 1 for r in made["rounds"])
+    drafted = made["decoder"] != "autoregressive"
+    assert (made["frame"]["gauges"]["accepted"] > 0) == drafted
+    assert any(r["tested"] > 1 for r in made["rounds"]) == drafted
 
 
 def test_there_is_a_shipped_trace_and_no_way_to_another_file():

@@ -111,7 +111,7 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep, raw.get("contention", 0.0))
+        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep, raw["contention"])
 
 
 class MeasuredTarget(Protocol):

@@ -17,7 +17,7 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.sampling import Sampling
 from duochat.engine.target import choose
-from duochat.engine.target.attention import NAME, grouped
+from duochat.engine.target.attention import NAME, SPLIT, grouped
 from duochat.engine.target.cache import SPARE, SlotCache
 from duochat.engine.target.compiling import compile_layers, undo
 from duochat.engine.target.memo import Memo
@@ -67,6 +67,10 @@ class Forward:
         Each way is tried on forwards whose logits are known. Raises torch.OutOfMemoryError.
         """
         wanted = self._trial()
+        if self.device.type == "cuda" and self.model.config._attn_implementation == NAME:
+            self.model.set_attn_implementation(SPLIT)
+            if not self._works(wanted, "Attention in stretches"):
+                self.model.set_attn_implementation(NAME)
         for extent in compile:
             compile_layers(self.model, self.cache, self._cache_name, extent == "whole")
             if self._works(wanted, f"Compiled layers ({extent})"):

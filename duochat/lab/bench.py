@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ablate", action="store_true", help="also our decoders with one thing taken away each")
     parser.add_argument("--simulate", action="store_true", help="also predict what other hardware would give")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
-    parser.add_argument("--max-tokens", metavar="N", type=_positive, default=128, help="of each answer (128)")
+    parser.add_argument("--max-tokens", metavar="N", type=_positive, help="of each answer (128; without a GPU 96)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the first repeat; the next has S + 1")
     parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="times that everything is asked")
@@ -62,6 +62,7 @@ def main(args: argparse.Namespace) -> int:
     args.html = args.html or args.json.with_suffix(".html")
     for path in (args.json, args.html):
         check_writable(path)
+    args.max_tokens = args.max_tokens or (128 if machine.gpus() else 96)
     names, rivals = chosen_decoders(args.decoders), chosen("peer", args.peers, PEERS)
     plan = read_plan(args)
     settings = config.load(args.config, target=args.target, draft=args.draft)

@@ -43,11 +43,12 @@ class Goal:
 def probe(target: Any, contestants: Sequence[Contestant], context: Sequence[int]) -> dict[str, Any]:
     """What the benchmark's own runs do not tell: bandwidth, width ratio, TTFT of a prompt of 128 tokens; seconds."""
     prompt = (list(context) * (1 + PROMPT // len(context)))[:PROMPT]
-    forwards = target.measure((1, 32), CONTEXT)
+    widest = min(32, target.most_nodes + 1)
+    forwards = target.measure((1, widest), CONTEXT)
     return {
         "copy_bytes_per_s": copy_bandwidth(target.device),
         "width_1_s": forwards[1],
-        "width_32_s": forwards[32],
+        "width_32_s": forwards[widest],
         "ttft_s": {c.name: first_token(c, prompt) for c in contestants},
     }
 

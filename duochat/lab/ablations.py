@@ -38,6 +38,7 @@ class InTurns(Best):
     """The draft rests while the target computes."""
 
     waits_for_prompt = True  # else it would never come to read it
+    PATIENCE = 0.8  # it has no other time to draft
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         return [] if verifying else super().frontier(tree, verifying)
@@ -59,7 +60,7 @@ class NoPrefetch(Best):
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         if not verifying or self.reason:
             return super().frontier(tree, verifying)
-        nodes = [n for n in tree.frontier(64) if n.reach >= self.SMALLEST and not self._beside(n, tree.root)]
+        nodes = [n for n in tree.frontier(64) if n.reach >= self._smallest and not self._beside(n, tree.root)]
         return nodes[: self._batch([n.reach for n in nodes])]
 
     def _beside(self, node: Node, root: Node) -> bool:

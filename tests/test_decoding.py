@@ -1,6 +1,7 @@
 """Every decoder gives exactly the tokens of plain decoding, whatever is drafted, and its records add up."""
 
 import random
+import time
 
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
@@ -8,6 +9,7 @@ from fakes import EOS, FakeDrafter, FakeTarget, costs
 from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.rounds import Round, total
 from duochat.engine.sampling import Sampling
+from duochat.engine.schedules import Sequential
 
 PROMPT = [5, 9, 12, 3]
 KINDS = ["perfect", "wrong", "random", "noisy"]
@@ -180,3 +182,38 @@ def test_a_hopeless_draft_is_paused_with_its_reason():
     assert all("of plain decoding" in r.speculation for r in paused)
     assert all(not r.pending for r in paused)
     assert EOS not in tokens(rounds)
+
+
+def test_a_draft_lane_at_rest_is_woken_when_the_target_waits_for_it():
+    """A schedule may find work for the draft in what it learnt after the lane went to rest."""
+
+    class Learning(Sequential):
+        rounds = 0
+
+        def frontier(self, tree, verifying):
+            return super().frontier(tree, verifying) if self.rounds > 2 else []
+
+        def patient(self, tree):
+            return bool(self.frontier(tree, verifying=False))
+
+        def observe(self, r):
+            time.sleep(0.02)  # the lane has asked, and rests
+            self.rounds += 1
+            super().observe(r)
+
+    drafter, until = FakeDrafter("perfect"), time.monotonic() + 5
+    request = Request(max_tokens=40, decoder="speculative")
+    late = lambda: time.monotonic() > until  # noqa: E731
+    rounds = list(
+        decode(
+            PROMPT,
+            request,
+            FakeTarget(eos=()),
+            drafter,
+            costs(),
+            cancelled=late,
+            schedules={"speculative": Learning},
+        )
+    )
+    assert rounds[-1].finish == "length"
+    assert any(r.accepted for r in rounds)

@@ -187,7 +187,7 @@
         figure.replaceChildren(budgetFigure(row, costs.target));
         buttons.forEach((b, i) => b.setAttribute("aria-pressed", `${arithmetic[i] === row}`));
       };
-      const buttons = arithmetic.map((row) => button(row.factor === 1 ? "this machine" : `GPU ${row.factor}× as fast`, () => show(row)));
+      const buttons = arithmetic.map((row) => button(row.factor === 1 ? "the answer's machine" : `GPU ${row.factor}× as fast`, () => show(row)));
       this.stage.append(el("div", { class: "dpl-row", role: "group", "aria-label": "Speed of the GPU" }, ...buttons), figure, el("p", { class: "dpl-dim", text: `T_target and T_draft: ${costs.source}.` }));
       show(arithmetic[0]);
     }
@@ -204,10 +204,10 @@
       this.stage.append(el("h4", { text: "What they buy, predicted" }), el("div", { class: "dpl-wide" }, await this.buys()));
     }
 
-    /** Predicted speedups of both ideas: on this machine, and where the target is large beside the draft. */
+    /** Predicted speedups of both ideas: on the machine of the answer, and where the target is large beside the draft. */
     async buys() {
       const { costs, measured } = this.lesson;
-      const cases = [[`this machine (γ* ${fixed(costs.budget)}, α ${percent(measured.alpha ?? 0.7)})`, { c: costs.c, alpha: measured.alpha ?? 0.7 }], ["a large target, hard text (γ* 24, α 50 %)", { c: 1 / 24, alpha: 0.5 }]];
+      const cases = [[`the answer's machine (γ* ${fixed(costs.budget)}, α ${percent(measured.alpha ?? 0.7)})`, { c: costs.c, alpha: measured.alpha ?? 0.7 }], ["a large target, hard text (γ* 24, α 50 %)", { c: 1 / 24, alpha: 0.5 }]];
       const rows = [1, 2, 4].map((k) => [`the paper’s schedule, ${plural(k, "sequence")}`, { k }, (answer) => answer.now.chain])
         .concat([0.5, 0.8, 1].map((hits) => [`outcome prefetch, ready in ${percent(hits)} of the cases`, { hits }, (answer) => answer.best.prefetch[1]]));
       const cell = async ([, base], [, change, pick]) => el("td", { text: `${fixed(pick(await this.server.predict({ ...base, gamma: 1 / base.c, ...change })), 2)}×` });
@@ -332,7 +332,7 @@
       const sliders = SLIDERS.map((slider) => this.slider(...slider));
       this.bars = el("div", { class: "dpl-rates", role: "status" });
       this.chart = el("div", { class: "dpl-chart" });
-      const here = button("this machine, this answer", () => this.set({ c: costs.c, alpha: measured.alpha ?? 0.7, gamma: Math.max(1, Math.round(costs.budget)), k: 1, hits: measured.hits ?? 0.8, widen: costs.widen }));
+      const here = button("this answer, its machine", () => this.set({ c: costs.c, alpha: measured.alpha ?? 0.7, gamma: Math.max(1, Math.round(costs.budget)), k: 1, hits: measured.hits ?? 0.8, widen: costs.widen }));
       const big = button("a fast GPU (c = 1/8)", () => this.set({ c: 0.125, alpha: 0.7, gamma: 8, k: 1, hits: 0.8, widen: 0 }));
       const huge = button("a large target (c = 1/24)", () => this.set({ c: 1 / 24, alpha: 0.8, gamma: 14, k: 1, hits: 0.8, widen: 0 }));
       const bad = button("a bad draft (α = 0.2, c = 0.3)", () => this.set({ c: 0.3, alpha: 0.2, gamma: 3, k: 1, hits: 0.5, widen: 0.05 }));

@@ -171,7 +171,7 @@ def measured_costs(recording: Recording) -> dict[str, Any]:
     table = hardware.table(recording.costs)
     if table["target"] and table["draft"]:
         target, draft = table["target"][0][1], table["draft"][0][1]
-        source = "measured on this machine at start"
+        source = "measured on its machine at start"
     else:
         target, draft = _seen_costs(recording.rounds)
         source = "taken from this answer's own times"

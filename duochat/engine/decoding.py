@@ -178,6 +178,7 @@ class DraftLane:
         while not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree):
             if cancelled():
                 raise Cancelled
+            self.changed.notify_all()  # what the schedule learnt since may give a resting draft lane work
             self.changed.wait(0.05)
             self.waited += self.clock() - asked
             asked = self.clock()

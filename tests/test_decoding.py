@@ -6,6 +6,7 @@ import time
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
 
+from duochat.engine.budget import Costs
 from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.rounds import Round, total
 from duochat.engine.sampling import Sampling
@@ -217,3 +218,21 @@ def test_a_draft_lane_at_rest_is_woken_when_the_target_waits_for_it():
     )
     assert rounds[-1].finish == "length"
     assert any(r.accepted for r in rounds)
+
+
+@pytest.mark.parametrize("decoder", ["speculative", "duodecoding", "duotree"])
+@pytest.mark.parametrize("budget", [None, 500])
+def test_no_forward_is_wider_than_measured(decoder, budget):
+    """However quick the draft is, and whatever budget a user asks for."""
+
+    class Narrow(FakeTarget):
+        def verify(self, context, tree, *rest):
+            assert len(tree) <= 15
+            return super().verify(context, tree, *rest)
+
+    quick = Costs.of({1: 0.1, 16: 0.1}, {1: 1e-4, 8: 1e-4})
+    request = Request(max_tokens=200, decoder=decoder, draft_budget=budget)
+    target = Narrow(eos=(), delay=lambda: 4e-3)
+    rounds = list(decode(PROMPT, request, target, FakeDrafter("perfect"), quick))
+    assert rounds[-1].finish == "length"
+    check_identities(rounds)

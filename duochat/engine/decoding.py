@@ -122,7 +122,7 @@ class DraftLane:
         with self.changed:
             self._wait_while(self.schedule.patient, cancelled)
             waited, self.waited = self.waited, 0.0
-            pending = self.schedule.pending(self.tree)
+            pending = self.schedule.pending(self.tree)[: self.schedule.costs.widest - 1]  # no wider than was measured
             for node in pending:
                 self.tree.claim(node)
             self.verifying = True

@@ -23,7 +23,7 @@ from duochat.app.ui import dispatcher
 from duochat.app.ui_markdown import Stream, render
 from duochat.app.ui_models import short_name
 from duochat.app.ui_room import Room, title_of
-from duochat.app.ui_settings import PRESETS, options_from, options_of, preset_of, slider
+from duochat.app.ui_settings import PRESETS, options_from, options_of, preset_of
 from duochat.app.ui_view import AHEAD, Look
 
 # ---- markdown
@@ -253,11 +253,6 @@ def test_an_interrupted_answer_shows_as_such(room: Room) -> None:
 
 
 # ---- settings and odds and ends
-
-
-@pytest.mark.parametrize(("typed", "taken"), [(None, 0.7), (99, 2), (-1, 0), (1.3, 1.3)])
-def test_a_half_typed_slider_is_no_fault(typed, taken) -> None:
-    assert slider(0, 2, 0.7, 0.05, "Temperature", "").preprocess(typed) == taken
 
 
 def test_settings_survive_the_store() -> None:

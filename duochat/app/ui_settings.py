@@ -32,14 +32,7 @@ SHAPED = ("temperature", "top_k", "top_p", "min_p")
 
 
 def slider(low: float, high: float, value: float, step: float, label: str, info: str) -> gr.Slider:
-    """Its number field may be empty or half typed for a moment: Gradio would answer that with a fault of the server.
-
-    An empty field counts as the value at the start, one out of range as the nearest end.
-    """
-    made = gr.Slider(low, high, value, step=step, label=label, info=info)
-    strict = made.preprocess
-    made.preprocess = lambda typed: strict(min(high, max(low, value if typed is None else typed)))
-    return made
+    return gr.Slider(low, high, value, step=step, label=label, info=info)
 
 
 def number(value: int, label: str, info: str) -> gr.Number:

@@ -96,6 +96,7 @@ class Settings:
     reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
     draft_budget: int | str = _number("auto", 1, 256, auto=True)  # drafted tokens a round; auto = measured γ*
+    draft_vocabulary: int | str = _number("auto", 1, 2**31 - 1, auto=True)  # tokens a draft may propose; auto: its file
     draft_threads: int | str = _number("auto", 1, 1024, auto=True)
     target_threads: int | str = _number("auto", 1, 1024, auto=True)
     ngram: bool = _switch(True)  # candidates from the conversation so far beside the draft model's

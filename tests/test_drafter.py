@@ -18,6 +18,7 @@ from duochat.engine.lanes import Cancelled, never
 from duochat.engine.llama import Llama
 from duochat.engine.sampling import Sampling, gumbel
 from duochat.engine.tree import Node
+from duochat.models.trim import RANKING
 
 gguf = pytest.importorskip("gguf")
 
@@ -26,7 +27,7 @@ GREEDY = Sampling()
 TOLERANCE = 1e-2  # of logits with a spread of 1.5, the cache being in 16 bits
 
 
-def write_tiny_model(path: Path, architecture: str = "llama") -> Path:
+def write_tiny_model(path: Path, architecture: str = "llama", ranking: list[int] | None = None) -> Path:
     """A random fp32 model of two layers, without a tokenizer."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, architecture)
@@ -38,6 +39,8 @@ def write_tiny_model(path: Path, architecture: str = "llama") -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("none")
+    if ranking:
+        writer.add_array(RANKING, ranking)
 
     def add(name: str, *shape: int) -> None:
         norm = len(shape) == 1
@@ -422,7 +425,7 @@ def test_fewer_tokens_than_candidates():
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(None, "No such file"), (b"", "not a GGUF"), (b"no model at all", "not a GGUF"), (b"GGUF\x03\x00", "header")],
+    [(None, "No such file"), (b"", "not a GGUF"), (b"no model at all", "not a GGUF"), (b"GGUF\x03\x00", "not a model")],
 )
 def test_a_file_that_is_no_model(tmp_path, content, fault):
     path = tmp_path / "model.gguf"
@@ -435,7 +438,7 @@ def test_a_file_that_is_no_model(tmp_path, content, fault):
 def test_a_truncated_model(tiny, tmp_path):
     path = tmp_path / "cut.gguf"
     path.write_bytes(tiny.read_bytes()[:-1000])
-    with pytest.raises(DuoChatError, match="file bounds"):
+    with pytest.raises(DuoChatError, match="cut short"):
         LlamaDrafter(path, 64, 1)
 
 

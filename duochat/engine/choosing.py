@@ -20,17 +20,21 @@ MOST = 512  # T > 0: no more tokens than this get noise
 SHORT = 256  # from here on, finding the best before sorting them is quicker than sorting all
 
 
-def choose(row: np.ndarray, position: int, sampling: Sampling, count: int) -> Candidates:
+def choose(
+    row: np.ndarray, position: int, sampling: Sampling, count: int, names: np.ndarray | None = None
+) -> Candidates:
     """The best `count` tokens for `position` by logits/T + shared noise; row: float32 logits, not changed.
 
-    Probabilities are the softmax of the scores; at T > 0 over the tokens that passed the cut and the filters.
+    names: the token of each logit; None = its index. Probabilities are the softmax of the scores; at T > 0 over the
+    tokens that passed the cut and the filters.
     """
     if sampling.temperature == 0:
         top = np.maximum.reduce(row)
         tokens = (row >= top - REACH).nonzero()[0]
         weights = np.exp(row[tokens] - top)
-        return _candidates(tokens, weights, float(np.add.reduce(weights)) + _cut_weight(row, top, len(tokens)), count)
-    tokens, scores = _noisy(row, position, sampling)
+        total = float(np.add.reduce(weights)) + _cut_weight(row, top, len(tokens))
+        return _candidates(tokens if names is None else names[tokens], weights, total, count)
+    tokens, scores = _noisy(row, position, sampling, names)
     weights = np.exp(scores)  # the noise is below 17, so nothing overflows
     return _candidates(tokens, weights, float(np.add.reduce(weights)), count)
 
@@ -50,12 +54,15 @@ def _cut_weight(row: np.ndarray, top: np.float32, within: int) -> float:
     return max(0.0, 32 * float(np.add.reduce(weights, axis=None)) - within * float(np.exp(-REACH)))
 
 
-def _noisy(row: np.ndarray, position: int, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+def _noisy(
+    row: np.ndarray, position: int, sampling: Sampling, names: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that pass the cut and the filters, and their scores: logits/T, less the greatest, and the noise."""
     temperature = np.float32(sampling.temperature)
     top = np.maximum.reduce(row)
     tokens = (row >= top - NOISY_REACH * temperature).nonzero()[0]
     tokens, scores = _filtered(tokens, (row[tokens] - top) / temperature, sampling)
+    tokens = tokens if names is None else names[tokens]
     noise = uniform(tokens.astype(np.int32), np.int32(key(sampling.seed, position))).astype(np.float32)
     return tokens, scores - np.log(-np.log(noise))
 

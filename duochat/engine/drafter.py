@@ -52,11 +52,16 @@ class LlamaDrafter(Drafter):
 
     max_nodes = MAX_NODES
 
-    def __init__(self, path: Path, context_length: int, threads: int, candidates: int = 8) -> None:
-        """Raises DuoChatError when the file is missing, is no usable model, or memory is short."""
+    def __init__(
+        self, path: Path, context_length: int, threads: int, candidates: int = 8, vocabulary: int | str = "auto"
+    ) -> None:
+        """vocabulary: how many of its most frequent tokens the model may propose, see `duochat.models.trim`.
+
+        Raises DuoChatError when the file is missing, is no usable model, or memory is short.
+        """
         self.candidates = candidates
         self.thread = ThreadPoolExecutor(1, "draft lane")
-        self._llama = Llama(Path(path), context_length + TREE_CELLS, threads)
+        self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)
         self._trunk: list[int] = []
         self._root = _Entry(-1, -1, None)  # the trunk's last token
         self._tips: dict[int, _Entry] = {}  # sequence in use -> its deepest entry, least recently used first
@@ -246,7 +251,7 @@ class LlamaDrafter(Drafter):
         started = time.perf_counter()
         for logits, i in zip(self._llama.logits(len(rows)), rows, strict=True):
             entry = again.get(fresh[i], fresh[i])
-            entry.chosen = sampling, choose(logits, entry.position + 1, sampling, self.candidates)
+            entry.chosen = sampling, choose(logits, entry.position + 1, sampling, self.candidates, self._llama.names)
         seconds = time.perf_counter() - started
         self._release([e.seq for e in again])
         self._drafted += len(fresh) - len(again)

@@ -55,12 +55,13 @@ class Engine:
             require_pair(folder, draft)
             progress("Loading the draft model", 0, 0)
             threads = 1 if settings.draft_threads == "auto" else settings.draft_threads
-            drafter = LlamaDrafter(draft, min(settings.context_length, target.context_length), threads)
+            length = min(settings.context_length, target.context_length)
+            drafter = LlamaDrafter(draft, length, threads, vocabulary=settings.draft_vocabulary)
         except DuoChatError as fault:
             return cls(target, None, fault=str(fault))
         progress("Measuring both devices", 0, 0)
         about = [folder, draft, draft.stat().st_mtime_ns, settings.context_length, settings.draft_threads]
-        about += [target.describe(), available_cores(), platform.node()]
+        about += [settings.draft_vocabulary, target.describe(), available_cores(), platform.node()]
         name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         return cls(target, drafter, store=cache_dir() / "calibration" / f"{name}.json")
 

@@ -19,6 +19,7 @@ import psutil
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
+from duochat.models.trim import trim
 
 SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits for each
 BATCH = 512  # tokens of one decode at most
@@ -33,10 +34,15 @@ _FAULTS = {
 class Llama:
     """A loaded model and its KV cache: `cells` tokens, shared by SEQUENCES sequences."""
 
-    def __init__(self, path: Path, cells: int, threads: int) -> None:
-        """Raises DuoChatError when the file is missing or no usable model, or memory is short."""
+    def __init__(self, path: Path, cells: int, threads: int, vocabulary: int | str = "auto") -> None:
+        """vocabulary: how many tokens the model may propose, see `duochat.models.trim`.
+
+        Raises DuoChatError when the file is missing or no usable model, or memory is short.
+        """
         self.path = path
-        model = _load_model(path)
+        _check_file(path)
+        trimmed = trim(path, vocabulary)
+        model = _load_model(trimmed.path if trimmed else path)
         try:
             self._context = _new_context(model, path, cells, threads)
         except DuoChatError:
@@ -44,10 +50,11 @@ class Llama:
             raise
         self.close = weakref.finalize(self, _free, self._context, model)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = _Batch()
+        self._batch = _Batch(trimmed.embedding if trimmed else None)
         self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
         self._stop = ctypes.create_string_buffer(2)
         self._abort: Callable | None = None
+        self.names = trimmed.tokens if trimmed else None  # the token of each logit; None = its index
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
     def set_threads(self, threads: int) -> None:
@@ -82,7 +89,10 @@ class Llama:
         Raises Cancelled after `interrupt`, and when `cancelled`, if given, says so at a step of the graph.
         After a fault the caller drops what may have been half done.
         """
-        self._batch.fill(tokens, positions, sequences, outputs)
+        try:
+            self._batch.fill(tokens, positions, sequences, outputs)
+        except IndexError:
+            raise DuoChatError(_FAULTS[-1]) from None
         self._abort_when(cancelled)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if code == 2:
@@ -100,7 +110,7 @@ class Llama:
         llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
 
     def logits(self, rows: int) -> np.ndarray:
-        """A view of the last decode's logits, rows x vocabulary, valid until the next one."""
+        """A view of the last decode's logits, rows x `vocabulary`, valid until the next one; see `names`."""
         address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
         if address != self._address:
             size = OUTPUTS * self.vocabulary
@@ -110,9 +120,12 @@ class Llama:
 
 
 class _Batch:
-    """A llama_batch over arrays of our own. Assigning to slices of ctypes arrays is quicker than to NumPy's."""
+    """A llama_batch over arrays of our own. Assigning to slices of ctypes arrays is quicker than to NumPy's.
 
-    def __init__(self) -> None:
+    With an embedding (float16, vocabulary x width) the model gets its rows in place of token ids.
+    """
+
+    def __init__(self, embedding: np.ndarray | None) -> None:
         ints = ctypes.c_int32 * BATCH
         self.tokens, self.positions, self.counts = ints(), ints(), ints()
         self.sequences = ((ctypes.c_int32 * SEQUENCES) * BATCH)()
@@ -120,7 +133,12 @@ class _Batch:
             *(ctypes.cast(row, ctypes.POINTER(ctypes.c_int32)) for row in self.sequences)
         )
         self.outputs = (ctypes.c_int8 * BATCH)()
-        self.struct = llama_cpp.llama_batch(0, self.tokens, None, self.positions, self.counts, self.rows, self.outputs)
+        self.embedding, self.vectors, pointer = embedding, None, None
+        if embedding is not None:
+            self.vectors = np.empty((BATCH, embedding.shape[1]), np.float32)
+            pointer = self.vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        ids = self.tokens if embedding is None else None
+        self.struct = llama_cpp.llama_batch(0, ids, pointer, self.positions, self.counts, self.rows, self.outputs)
 
     def fill(
         self,
@@ -130,7 +148,10 @@ class _Batch:
         outputs: Iterable[int],
     ) -> None:
         n = self.struct.n_tokens = len(tokens)
-        self.tokens[:n] = tokens
+        if self.embedding is None:
+            self.tokens[:n] = tokens
+        else:
+            self.vectors[:n] = self.embedding[list(tokens)]
         self.positions[:n] = positions
         self.counts[:n] = [len(own) for own in sequences]
         for row, own in zip(self.sequences, sequences, strict=False):
@@ -163,13 +184,13 @@ def _start() -> None:
 
 
 def _load_model(path: Path) -> int:
-    _check_file(path)
     _start()
     _errors.clear()
     params = llama_cpp.llama_model_default_params()
     no_devices = (ctypes.c_void_p * 1)(None)
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
     params.n_gpu_layers = 0
+    _require_memory(path.stat().st_size, f"The draft model {path}", "choose a smaller draft")
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise DuoChatError(f"The draft model {path} cannot be loaded ({_reason()}): fetch it again or choose another.")
@@ -187,7 +208,6 @@ def _check_file(path: Path) -> None:
         raise DuoChatError(f"The draft model {path} cannot be read ({error.strerror}): check the path.") from error
     if magic != b"GGUF":
         raise DuoChatError(f"The draft model {path} is not a GGUF file: give a model in llama.cpp's format.")
-    _require_memory(path.stat().st_size, f"The draft model {path}", "choose a smaller draft")
 
 
 def _require_memory(need: int, what: str, remedy: str) -> None:

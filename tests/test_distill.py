@@ -28,6 +28,7 @@ from duochat.lab.distill_train import (  # noqa: E402
     student_of,
 )
 from duochat.lab.llama import Llama, Shape  # noqa: E402
+from duochat.models.trim import RANKING  # noqa: E402
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
 SHAPE = Shape(width=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=300, context=256, norm_eps=2.0**-17)
@@ -277,6 +278,8 @@ def test_agreement_counts_ranks_with_the_shared_noise():
     assert agreement(model, [Answered("t", ids, 1, greedy[:-1])])["mean"]["top1"] == 1.0
     noisy = agreement(model, [Answered("t", ids, 1, greedy[:-1])], noisy=True)["mean"]
     assert noisy["top1"] <= noisy["top8"]
+    half = agreement(model, [Answered("t", ids, 1, greedy[:-1])], kept=greedy[:1])["mean"]
+    assert half["top1"] == pytest.approx(sum(token == greedy[0] for token in greedy[:-1]) / 3, abs=1e-3)
 
 
 def _arguments(*words: object) -> argparse.Namespace:
@@ -291,7 +294,8 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(target_file, tmp_path)
     llama_cpp = pytest.importorskip("llama_cpp")
     work = tmp_path / "work"
     options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work, "--students", "64x1;32x1"]
-    options += ["--batches", "8x96:0.5,4x128:0.5", "--answer-tokens", 24, "--batch-tokens", 512, "--minutes", 1.8]
+    options += ["--batches", "8x96:0.5,4x128:0.5", "--answer-tokens", 24, "--batch-tokens", 512, "--vocabulary", 40]
+    options += ["--minutes", 1.8]
     distill.main(_arguments(*options))
     report = json.loads((work / "report.json").read_text())
     figures = report["students"]["32x1"]
@@ -299,6 +303,9 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(target_file, tmp_path)
     assert set(report["students"]) == {"64x1", "32x1"}
     runner = llama_cpp.Llama(str(tmp_path / "draft.gguf"), n_ctx=64, n_threads=1, verbose=False)
     assert runner.eval([5, 6, 7]) is None
+    ranked = gguf_file.Source.open(tmp_path / "draft.gguf").meta[RANKING]
+    counts = np.load(work / "answer-token-counts.npy")
+    assert counts[ranked].tolist() == sorted(counts.tolist(), reverse=True)[:40]
     distill.main(_arguments(*options[:-1], 0.2))
     again = json.loads((work / "report.json").read_text())
     assert all(worker["training"]["steps"] <= 5 for worker in again["workers"])

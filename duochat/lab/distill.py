@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--students", default="320x5", help="width x layers[@rate], commas between; ';' parts the workers' groups")
     add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
+    add("--vocabulary", type=int, default=16384, help="tokens that --out proposes, the target's most frequent; 0 = all")
     add("--prompts", type=Path, help="folder of evaluation prompts in Spec-Bench's format")
     add("--limit", type=int, default=40, help="evaluation prompts a task")
     add("--answer-tokens", type=int, default=128, help="tokens of each answer that is measured")
@@ -203,8 +204,19 @@ class Worker:
         loaded = [_load_text(path) for path in sorted(self.work.glob("text-*-*.npz"))]
         if self.id == 0:
             counts = sum(np.bincount(t.tokens[t.answers], minlength=self.target.shape.vocab) for t in loaded)
-            np.save(self.work / "answer-token-counts.npy", counts.astype(np.int32))
+            np.save(self._counts_path(), counts.astype(np.int32))
         return Texts(loaded, self.batch_tokens, self.device, self.args.seed + self.id)
+
+    def _counts_path(self) -> Path:
+        return self.work / "answer-token-counts.npy"
+
+    def _frequent(self) -> list[int]:
+        """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
+        self._await([self._counts_path()])
+        most = self.args.vocabulary
+        if not 0 < most < self.target.shape.vocab or not self._counts_path().exists():
+            return []
+        return np.argsort(-np.load(self._counts_path()), kind="stable")[:most].tolist()
 
     def _await(self, paths: Sequence[Path]) -> None:
         """Wait for files of other workers, at most half a minute or a tenth of what is left."""
@@ -298,18 +310,23 @@ class Worker:
 
     # Result ----------------------------------------------------------------------------------------------------------
 
-    def _export(self, student: Student, mix: str, name: str) -> int:
+    def _export(self, student: Student, mix: str, name: str, frequent: Sequence[int] = ()) -> int:
         title = f"DuoChat draft {student.plan.name}"
-        return gguf_file.write(student.model, self.source, self.work / name, mix, title)
+        return gguf_file.write(student.model, self.source, self.work / name, mix, title, frequent)
 
     def _measure_and_export(self, student: Student) -> None:
         name, figures = student.plan.name, self.report["students"][student.plan.name]
         self._export(student, "f16", f"{name}.f16.gguf")
-        figures |= {"loss": student.loss, "mix": self.args.mix}
-        figures["bytes"] = self._export(student, self.args.mix, f"{name}.gguf")
+        frequent = self._frequent()
+        figures |= {
+            "loss": student.loss,
+            "mix": self.args.mix,
+            "vocabulary": len(frequent) or student.model.shape.vocab,
+        }
+        figures["bytes"] = self._export(student, self.args.mix, f"{name}.gguf", frequent)
         model = gguf_file.Source.open(self.work / f"{name}.gguf").model().to(self.device)
         for kind, answered in self.answered.items():
-            figures[kind] = distill_eval.agreement(model, answered, noisy=TEMPERATURES[kind] > 0)
+            figures[kind] = distill_eval.agreement(model, answered, TEMPERATURES[kind] > 0, frequent)
             self._say("%s %s %s", name, kind, figures[kind]["mean"])
         _write_json(self.work / f"report-{self.id}.json", self.report)
 

@@ -94,14 +94,20 @@ def _by_room(
 
 
 @torch.no_grad()
-def agreement(student: Llama, answered: Sequence[Answered], noisy: bool = False) -> dict[str, dict[str, float]]:
+def agreement(
+    student: Llama, answered: Sequence[Answered], noisy: bool = False, kept: Sequence[int] = ()
+) -> dict[str, dict[str, float]]:
     """Task -> share of the target's choices that are among the student's best 1, 2, 4, 8; "mean" over the tasks.
 
     noisy: the student ranks with the noise that the target chose with, as the draft lane does at temperature 1.
+    kept: the tokens that it may propose, if not all.
     """
+    cut = torch.full((student.shape.vocab,), -torch.inf if len(kept) else 0.0)
+    cut[list(kept)] = 0.0
+    cut = cut.to(student.token_embd.weight.device)
     ranks: dict[str, list[Tensor]] = {}
     for one in answered:
-        logits = _logits(student, one)
+        logits = _logits(student, one) + cut
         chosen = torch.tensor(one.chosen, device=logits.device)
         ranks.setdefault(one.task, []).append(rank(logits + _noise(one, logits) if noisy else logits, chosen))
     return summary({task: torch.cat(values).cpu() for task, values in ranks.items()})

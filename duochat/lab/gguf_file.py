@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from duochat import DuoChatError
 from duochat.lab.llama import Llama, Shape
+from duochat.models.trim import RANKING
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
 DIGITS_APART = {"smollm"}
@@ -124,11 +125,16 @@ def kind_of(tensor: str, by_part: Kinds) -> str:
     return next((kind for part, kind in by_part.items() if part and part in tensor), by_part[""])
 
 
-def write(model: Llama, source: Source, path: Path, mix: str, name: str) -> int:
-    """Write the model as GGUF with the source's tokenizer; returns the size in bytes. A half file never has `path`."""
+def write(model: Llama, source: Source, path: Path, mix: str, name: str, frequent: Sequence[int] = ()) -> int:
+    """Write the model as GGUF with the source's tokenizer; returns the size in bytes. A half file never has `path`.
+
+    frequent: the tokens that it is to propose when it drafts, the most frequent first; none = all.
+    """
     half = path.with_suffix(".part")
     writer = gguf.GGUFWriter(half, "llama")
     _write_meta(writer, model.shape, source, name)
+    if len(frequent):
+        writer.add_array(RANKING, [int(token) for token in frequent])
     by_part = kinds(mix)
     for tensor_name, data in _tensors(model):
         kind = kind_of(tensor_name, by_part)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from duochat.engine.budget import Costs, Curve, beside, fewest, measure
+from duochat.engine.budget import Costs, Curve, beside, fewest, measure, thread_counts
 
 
 class Target:
@@ -59,8 +59,30 @@ def test_on_a_cpu_each_device_is_measured_alone():
     assert costs.threads == 1
 
 
-def test_a_thread_that_brings_a_twentieth_is_left_to_others():
-    assert fewest({1: 3.0, 2: 1.6, 4: 1.04, 8: 1.0}) == 4
+def test_a_thread_that_brings_a_tenth_is_left_to_others():
+    assert fewest({1: 3.0, 2: 1.6, 4: 1.09, 8: 1.0}) == 4
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 1), (2, 1), (3, 2), (4, 3), (8, 4), (16, 8), (128, 32)])
+def test_half_of_many_cores_are_not_drafted_with(cores, most):
+    assert max(thread_counts(cores)) == most
+
+
+def test_a_draft_that_stalls_gives_threads_up():
+    costs = Costs.of({1: 5e-3}, {1: 1e-3})
+    costs.threads = 8
+    for _ in range(10):
+        costs.draft.observe(1, 2e-3)  # slower than calibrated, as after a long prompt: no stall
+        assert costs.relieve() == 0
+    given_up = []
+    for _ in range(40):
+        costs.draft.observe(1, 9e-3 if costs.threads > 4 else 1e-3)
+        given_up += [costs.relieve()]
+    assert [n for n in given_up if n] == [4]
+    assert costs.drifted
+    costs.threads = 1
+    costs.draft.scale = 4.0
+    assert costs.relieve() == 0
 
 
 def test_a_fault_of_the_target_at_work_is_not_lost():

@@ -236,3 +236,19 @@ def test_no_forward_is_wider_than_measured(decoder, budget):
     rounds = list(decode(PROMPT, request, target, FakeDrafter("perfect"), quick))
     assert rounds[-1].finish == "length"
     check_identities(rounds)
+
+
+@pytest.mark.parametrize("decoder", ["speculative", "duodecoding", "duotree"])
+def test_a_draft_that_stalls_goes_on_with_fewer_threads(decoder):
+    class Stalling(FakeDrafter):
+        threads = 8
+
+        def set_threads(self, threads):
+            self.threads = threads
+
+    drafter = Stalling(delay=lambda: 6e-3 if drafter.threads > 4 else 1e-3)
+    measured = costs()
+    measured.threads = 8
+    rounds = list(decode(PROMPT, Request(Sampling(), 300, decoder), FakeTarget(delay=lambda: 8e-3), drafter, measured))
+    assert drafter.threads == measured.threads == 4
+    assert tokens(rounds) == tokens(run("autoregressive", max_tokens=300))

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+STALLED = 2.5  # a draft that takes so many times its calibrated seconds has threads that wait for a core
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Costs:
     threads: int = 1
     sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
+    relieved: bool = False  # threads were given up since the calibration
 
     def __post_init__(self) -> None:
         self.plain = self.plain or self.target.measured(1)
@@ -90,10 +92,20 @@ class Costs:
 
         return max(range(1, most + 1), key=rate)
 
+    def relieve(self) -> int:
+        """Half of the draft's threads, from now on, when live timings say that it stalls with all; 0 = it does not.
+
+        A batch ends with its slowest thread, so one that has to wait for its core holds up all others.
+        """
+        if self.draft.scale < STALLED or self.threads == 1:
+            return 0
+        self.threads, self.draft.scale, self.relieved = self.threads // 2, 1.0, True
+        return self.threads
+
     @property
     def drifted(self) -> bool:
         """Whether live timings left the calibration by more than a quarter."""
-        return any(not 0.75 <= curve.scale <= 1.25 for curve in (self.target, self.draft))
+        return self.relieved or any(not 0.75 <= curve.scale <= 1.25 for curve in (self.target, self.draft))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
@@ -140,8 +152,11 @@ def available_cores() -> int:
 
 
 def thread_counts(cores: int) -> list[int]:
-    """The numbers of draft threads worth a try; one core is left to the target's host thread."""
-    return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, cores - 1)]
+    """The numbers of draft threads worth a try: half of many cores, which two by two may be one; of few all but one.
+
+    Twelve of 16 measured as the best, then stalled as soon as the lanes' own threads wanted a core.
+    """
+    return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
 
 
 @contextmanager
@@ -163,8 +178,8 @@ def beside(work: Callable[[], object]) -> Iterator[None]:
 
 
 def fewest(sweep: Mapping[int, float]) -> int:
-    """The fewest threads that are as good as the best, but for a twentieth: each further one may be held up."""
-    return min(n for n, seconds in sweep.items() if seconds <= 1.05 * min(sweep.values()))
+    """The fewest threads that are as good as the best, but for a tenth: each further one may be held up."""
+    return min(n for n, seconds in sweep.items() if seconds <= 1.1 * min(sweep.values()))
 
 
 def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:

@@ -95,9 +95,16 @@ class DraftLane:
                 self.tree.grow(node, found)
             self.batches.append(Batch(started, ended, len(nodes), choosing))
             if self.joined:  # the first call reads the prompt: no measure of a batch
-                self.schedule.costs.draft.observe(len(nodes), ended - started)
+                self._observe(len(nodes), ended - started)
             self.joined = True
             self.changed.notify_all()
+
+    def _observe(self, size: int, seconds: float) -> None:
+        """Follow a batch's time; a draft that stalls goes on with fewer threads."""
+        costs = self.schedule.costs
+        costs.draft.observe(size, seconds)
+        if threads := costs.relieve():
+            self.drafter.set_threads(threads)
 
     def _drop_in_flight(self) -> None:
         """Cut the running decode short when nothing of it can be of use: the root moved away, or the request ends."""

@@ -69,6 +69,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def set_threads(self, threads: int) -> None:
+        """Between calls: decode with so many threads."""
+        ...
+
     def interrupt(self) -> None:
         """From any thread: `cancelled` of the running `expand` has come true, so cut its decode short."""
         ...

@@ -358,6 +358,22 @@ def test_keyboard_alone(page: Page) -> None:
     expect(page.get_by_label("Search the conversations")).to_be_focused()
 
 
+def test_an_emptied_number_keeps_its_value(page: Page) -> None:
+    """Gradio answers "no number" with a fault; the field takes its number back before that is sent."""
+    faults = []
+    page.on("response", lambda response: faults.append(response.url) if response.status >= 500 else None)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Alt+s")
+    for field in page.locator("#settings input[type=number]").all():
+        before = field.input_value()
+        field.fill("")
+        field.blur()
+        expect(field).to_have_value(before)
+    send(page, "Hello")
+    answered(page)
+    assert faults == []
+
+
 def test_390_pixels(browser: Browser, server: Server) -> None:
     """Nothing overflows on a telephone; picture, side bar and settings open over the chat."""
     context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)

@@ -172,5 +172,17 @@
     if (e.key === "/") (e.preventDefault(), actions.focus?.());
   });
 
+  // Emptied, a slider's number field would send "nothing", which Gradio answers with a fault: it keeps its number.
+  const numbers = new WeakMap();
+  const isNumber = (node) => node.matches?.("input[type=number]");
+  const guard = (e) => {
+    if (!isNumber(e.target)) return;
+    if (e.target.value !== "") return void numbers.set(e.target, e.target.value);
+    e.stopImmediatePropagation();
+    if (e.type !== "input" && numbers.has(e.target)) e.target.value = numbers.get(e.target);
+  };
+  document.addEventListener("focus", guard, true);
+  for (const type of ["input", "change", "blur"]) document.addEventListener(type, guard, true);
+
   Object.assign(duochat, { make, icon, button, toast, say, copy, save, remember, recall, drawer, isOpen, toggle, help, actions });
 })();

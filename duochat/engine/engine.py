@@ -118,6 +118,7 @@ class Engine:
 
 
 def _target(settings: Settings, folder: Path) -> TorchTarget:
+    auto = settings.target_threads == "auto"
     return TorchTarget.load(
         folder,
         device=settings.device,
@@ -126,5 +127,6 @@ def _target(settings: Settings, folder: Path) -> TorchTarget:
         compile=settings.compile,
         quantize=settings.quantize,
         reproducible=settings.reproducible,
-        threads=max(1, available_cores() // 2) if settings.target_threads == "auto" else settings.target_threads,
+        threads=max(1, available_cores() // 2) if auto else settings.target_threads,
+        prompt_threads=available_cores() if auto else 0,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from duochat.engine.target.rows import Rows
 from duochat.engine.target.shapes import MOST_ROWS, Shape, Shapes
 
 REPRODUCIBLE_WIDTH = 16
+PROMPT = 24  # tokens to read from which on a forward on a CPU is no round any more, but the reading of a prompt
 
 
 class TorchTarget:
@@ -42,6 +44,7 @@ class TorchTarget:
         """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
         self.context_length = context_length
+        self.prompt_threads = 0  # for reading prompts on a CPU; 0 = as many as for rounds
         self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
         self.vocab = model.config.get_text_config().vocab_size
@@ -50,7 +53,6 @@ class TorchTarget:
         self._forward.settle(compile, graphs)
         self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self.device: torch.device = self._forward.device
-        self.device = self._forward.device
         self.most_nodes = self._shapes.most_nodes
 
     @classmethod
@@ -76,8 +78,9 @@ class TorchTarget:
         assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
         done = self._memo.match(context)
         try:
-            done = self._prefill(context, done, len(tree), cancelled, progress)
-            return self._answer(list(context[done:]), tree, sampling)
+            with self._hands(len(context) - done):
+                done = self._prefill(context, done, len(tree), cancelled, progress)
+                return self._answer(list(context[done:]), tree, sampling)
         except RuntimeError as fault:
             if not memory.ran_out(fault):
                 raise
@@ -86,6 +89,19 @@ class TorchTarget:
             raise DuoChatError(
                 "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
             ) from fault
+
+    @contextmanager
+    def _hands(self, tail: int) -> Iterator[None]:
+        """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
+        if tail < PROMPT or not self.prompt_threads:
+            yield
+            return
+        usual = torch.get_num_threads()
+        torch.set_num_threads(self.prompt_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(usual)
 
     def _prefill(
         self,

@@ -28,8 +28,12 @@ def load(
     quantize: str = "none",
     reproducible: bool = False,
     threads: int | str = "auto",
+    prompt_threads: int = 0,
 ) -> TorchTarget:
-    """See `config.Settings` for the options. Raises DuoChatError when folder or device cannot be used."""
+    """See `config.Settings` for the options. Raises DuoChatError when folder or device cannot be used.
+
+    prompt_threads: for reading prompts on a CPU; 0 = threads.
+    """
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
     if isinstance(threads, int) and place.type == "cpu":
@@ -40,7 +44,9 @@ def load(
     plan = memory.plan(need, length, quantize, place)
     try:
         model = read(folder, place, kind, plan)
-        return _assemble(target, model, length, compile, reproducible, plan)
+        made = _assemble(target, model, length, compile, reproducible, plan)
+        made.prompt_threads = prompt_threads if place.type == "cpu" else 0
+        return made
     except RuntimeError as fault:
         if memory.ran_out(fault):
             raise memory.too_small(need, plan.quantize, length, memory.free(place) or 0) from fault

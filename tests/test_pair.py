@@ -1,5 +1,7 @@
 """The default pair, real models: every decoder says what plain decoding says, and the records add up."""
 
+import time
+
 import pytest
 
 from duochat.config import load
@@ -48,3 +50,38 @@ def test_the_draft_proposes_what_the_target_says(pair):
     stats = total(engine.decode(context, Request(max_tokens=60)))
     assert stats.acceptance_rate > 0.4
     assert stats.mean_accepted_length > 1.3
+
+
+@pytest.mark.slow
+def test_fifty_requests_leave_nothing_behind(pair, record_property):
+    """One after the other, some cancelled: memory stays, no branch of the draft's cache is lost, nor any speed."""
+    import gc
+
+    import psutil
+
+    engine, tokenizer = pair
+    memory, seconds = [], []
+    for i in range(50):
+        text = f"<|im_start|>user\n{QUESTIONS[i % 3]} Number {i}.<|im_end|>\n<|im_start|>assistant\n"
+        asked, began = [], time.perf_counter()
+
+        def cancelled(asked=asked, i=i):
+            asked.append(i)
+            return i % 5 == 4 and len(asked) > 12
+
+        context = tokenizer.encode(text)
+        rounds = list(engine.decode(context, Request(Sampling(), max_tokens=32), cancelled))
+        said = sum(len(r.tokens) for r in rounds)
+        assert (rounds[-1].finish == "cancelled") == (i % 5 == 4)
+        if i % 5 != 4:
+            seconds.append((time.perf_counter() - began) / said)
+        assert engine.drafter.sequences_used < 128
+        assert engine.drafter.cells_used <= len(context) + 32 + 1024
+        gc.collect()
+        memory.append(psutil.Process().memory_info().rss / 2**20)
+    first, last = sorted(seconds[:9]), sorted(seconds[-9:])
+    record_property("mib_grown", memory[-1] - memory[9])
+    record_property("slower", last[4] / first[4])
+    print(f"{memory[-1] - memory[9]:.1f} MiB more after 40 requests; last ten / first ten {last[4] / first[4]:.3f}")
+    assert memory[-1] - memory[9] < 16
+    assert last[4] < 1.3 * first[4]  # 1.05 on a quiet machine; a test may run on a busy one

@@ -233,8 +233,8 @@ class Best(Schedule):
 
     drafts = True
     SMALLEST = 2e-3  # reach below which a node is not worth a decode, though it costs the target nothing
-    WORTH = 0.5  # tokens that a decoded node brings when the target reaches it; the rest come too late or are wrong
-    PATIENCE = 0.15  # tokens that a wait gains for each expected token of the batch waited for
+    WORTH = 0.25  # tokens that a decoded node brings when the target reaches it; the rest come too late or are wrong
+    PATIENCE = 0.3  # tokens that a wait gains for each expected token of the batch waited for
     BATCHES = (1, 2, 4, 8)
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--students", default="320x5", help="width x layers[@rate], commas between; ';' parts the workers' groups")
     add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
-    add("--vocabulary", type=int, default=16384, help="tokens that --out proposes, the target's most frequent; 0 = all")
+    add("--vocabulary", type=int, default=24576, help="tokens that --out proposes, the target's most frequent; 0 = all")
     add("--prompts", type=Path, help="folder of evaluation prompts in Spec-Bench's format")
     add("--limit", type=int, default=40, help="evaluation prompts a task")
     add("--answer-tokens", type=int, default=128, help="tokens of each answer that is measured")

@@ -42,7 +42,7 @@ def trim(draft: Path, most: int | str = "auto") -> Trimmed | None:
     header = gguf.read(draft)
     ranking = header.metadata.get(RANKING, [])
     size = len(ranking) if most == "auto" else most
-    vocabulary = next((len(_rows(header, t)) for t in header.tensors if t.name == HEADS[0]), 0)
+    vocabulary = next((t.shape[0] for t in header.tensors if t.name == HEADS[0]), 0)
     if not 0 < size < vocabulary:
         return None
     if header.architecture not in FAMILIES:
@@ -68,8 +68,13 @@ def _embedding(header: gguf.Header) -> np.ndarray:
 
     tensor = next(t for t in header.tensors if t.name == HEADS[0])
     rows, kind = _rows(header, tensor), GGMLQuantizationType(tensor.type)
-    parts = np.array_split(rows, max(1, len(rows) // 8192))
-    return np.concatenate([quants.dequantize(np.ascontiguousarray(part), kind).astype(np.float16) for part in parts])
+    parts = [np.ascontiguousarray(part) for part in np.array_split(rows, max(1, len(rows) // 8192))]
+    try:
+        return np.concatenate([quants.dequantize(part, kind).astype(np.float16) for part in parts])
+    except NotImplementedError:
+        raise DuoChatError(
+            f"{header.path.name} keeps all tokens, being {kind.name}: leave out draft_vocabulary."
+        ) from None
 
 
 def _write(header: gguf.Header, tokens: np.ndarray, path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 from math import log
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fakes import FakeDrafter, FakeTarget, choose, costs, logits
 
-from duochat.engine.tree import Acceptance
+from duochat.engine.engine import Engine
 from duochat.lab.ties import GREEDY, PLAIN, answer, compare, study
 
 PROMPT = [7, 8, 9]
@@ -28,7 +27,7 @@ class Wide(FakeTarget):
 
 
 def engine(target):
-    return SimpleNamespace(target=target, drafter=FakeDrafter(), costs=costs(), acceptance=Acceptance())
+    return Engine(target, FakeDrafter(), costs())
 
 
 def test_equal_answers_have_no_gaps():

@@ -15,7 +15,7 @@ from duochat import terminal
 from duochat.lab import distill_eval
 from duochat.lab.gguf_file import Source
 from duochat.models import fetch
-from duochat.models.trim import RANKING
+from duochat.models.trim import RANKING, most_frequent
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,8 @@ def main(args: argparse.Namespace) -> int:
     for reference in args.drafts.split(","):
         name, _, most = reference.partition("@")
         draft = Source.open(fetch(name))
-        kept = list(draft.meta.get(RANKING, []))
-        kept = kept[: int(most)] if most else kept
+        ranking, vocabulary = draft.meta.get(RANKING, []), draft.shape.vocab
+        kept = most_frequent(ranking, vocabulary, min(int(most or len(ranking)), vocabulary))
         found = distill_eval.agreement(draft.model().to(device), answered, args.temperature > 0, kept)
         print(f"{reference}, {len(kept) or draft.shape.vocab} tokens")
         for task, shares in found.items():

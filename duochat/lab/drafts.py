@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,11 @@ def with_draft(engine: Any, reference: str, decoders: Sequence[str]) -> list[Dec
     costs = measure(engine.target, drafter, available_cores(), engine.target.device.type == "cpu")
     made = [Decoder(decoder, engine) for decoder in decoders]
     for one in made:
-        one.name, one.drafter, one.costs = f"{path.stem}{'@' * bool(most)}{most} {one.decoder}", drafter, costs
+        one.name, one.drafter, one.costs = (
+            f"{path.stem}{'@' * bool(most)}{most} {one.decoder}",
+            drafter,
+            deepcopy(costs),
+        )
     return made
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from duochat import config, terminal
-from duochat.engine.decoding import DECODERS, Request, decode
+from duochat.engine.decoding import DECODERS, Request
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
 from duochat.lab import tasks
@@ -59,8 +59,7 @@ def study(engine: Any, contexts: Sequence[list[int]], max_tokens: int, progress:
 
 
 def answer(engine: Any, context: list[int], decoder: str, max_tokens: int) -> list[int]:
-    lanes = (engine.target, engine.drafter, engine.costs, engine.acceptance)
-    return [token for r in decode(context, Request(GREEDY, max_tokens, decoder), *lanes) for token in r.tokens]
+    return [token for r in engine.decode(context, Request(GREEDY, max_tokens, decoder)) for token in r.tokens]
 
 
 def compare(target: Target, context: list[int], plain: list[int], other: list[int]) -> dict[str, Any]:

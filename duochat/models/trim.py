@@ -1,14 +1,15 @@
 """A draft with a smaller head: only the tokens that its target uses most can be proposed, all can be read.
 
-The output layer of a small model with a large vocabulary costs as much as all its other layers together. So the draft
-is loaded from a second file in the cache, whose vocabulary is cut to the frequent tokens, and is fed the embeddings of
-the whole vocabulary as vectors (a frequency-ranked vocabulary, as in FR-Spec, arXiv 2502.14856). A token that was cut
-is never drafted by the model; that costs a rejection, never a word of the answer.
+The output layer of a small model with a large vocabulary takes a good part of its time. So the draft is loaded from a
+second file in the cache, whose vocabulary is cut to the frequent tokens, and is fed the embeddings of the whole
+vocabulary as vectors (a frequency-ranked vocabulary, as in FR-Spec, arXiv 2502.14856). A token that was cut is never
+drafted by the model; that costs a rejection, never a word of the answer.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +50,16 @@ def trim(draft: Path, most: int | str = "auto") -> Trimmed | None:
         if most == "auto":
             return None
         raise DuoChatError(f"{draft.name} keeps all tokens, being a {header.architecture}: leave out draft_vocabulary.")
-    order = dict.fromkeys([*ranking, *range(vocabulary)])
-    tokens = np.sort(np.fromiter(order, np.int64, size))
-    mark = hashlib.sha256(f"{draft.resolve()} {draft.stat().st_mtime_ns} {draft.stat().st_size}".encode())
-    name = f"{draft.stem}-{size}-{hashlib.sha256(mark.digest() + tokens.tobytes()).hexdigest()[:12]}.gguf"
+    tokens = most_frequent(ranking, vocabulary, size)
+    identity = f"{draft.resolve()} {draft.stat().st_mtime_ns} {draft.stat().st_size}".encode() + tokens.tobytes()
+    name = f"{draft.stem}-{size}-{hashlib.sha256(identity).hexdigest()[:12]}.gguf"
     path = make_once(cache_dir() / "trimmed" / name, lambda partial: _write(header, tokens, partial))
     return Trimmed(path, tokens, _embedding(header))
+
+
+def most_frequent(ranking: Sequence[int], vocabulary: int, size: int) -> np.ndarray:
+    """The first `size` tokens of the ranking, then of the lowest ids, as int64 in order of their ids."""
+    return np.sort(np.fromiter(dict.fromkeys([*ranking, *range(vocabulary)]), np.int64, size))
 
 
 def _rows(header: gguf.Header, tensor: gguf.Tensor) -> np.ndarray:

@@ -178,6 +178,11 @@ def test_exercises_have_answers_that_follow_from_the_record():
         assert q["kind"] == "number" or 0 <= q["right"] < len(q["options"])
 
 
+def test_figures_of_a_stand_in_say_what_it_stands_for():
+    recording = Recording.read((learn.TRACES / "h200-duotree.jsonl").read_text("utf-8").splitlines())
+    assert "cost-faithful 7B) on NVIDIA H200" in learn.lesson(recording)["device"]
+
+
 def test_the_lesson_is_json_and_has_a_word_for_everything():
     made = learn.lesson(recording(), "formula")
     json.dumps(made)

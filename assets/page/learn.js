@@ -61,7 +61,7 @@
       this.predictions = new Map();
       this.answers = new Map();
       const { tokens, rounds } = lesson.frame.gauges;
-      this.say(`“${lesson.prompt}”: ${tokens} tokens in ${rounds} rounds with ${lesson.decoder}${lesson.device ? `, target on ${lesson.device}` : ""}.`);
+      this.say(`“${lesson.prompt}”: ${tokens} tokens in ${rounds} rounds with ${lesson.decoder}${lesson.device ? `, ${lesson.device}` : ""}.`);
       this.nav.replaceChildren(...lesson.chapters.map((chapter, i) => button(`${i + 1}. ${chapter.title}`, () => this.go(i), { class: "dpl-chapter" })));
       this.go(0);
     }

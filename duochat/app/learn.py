@@ -41,12 +41,18 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
     costs = measured_costs(recording)
     return {
         "name": name, "prompt": recording.prompt, "decoder": recording.decoder,
-        "device": recording.hardware.get("target_device", ""), "options": asdict(recording.options),
+        "device": _device(recording.hardware), "options": asdict(recording.options),
         "frame": recording.snapshot(1 / costs["target"]), "rounds": explain_all(recording), "costs": costs,
         "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
         "questions": questions(recording, costs), "formulas": FORMULAS,
         **{k: words()[k] for k in ("chapters", "colours", "glossary")},
     }  # fmt: skip
+
+
+def _device(machine: Mapping[str, Any]) -> str:
+    """What answered, and on which device; a recording of a stand-in for a large model says so in `target`."""
+    device = machine.get("target_device", "")
+    return f"{machine.get('target', 'target')} on {device}" if device else ""
 
 
 # -- rounds ----------------------------------------------------------------------------------------------------------

@@ -100,17 +100,30 @@ def test_contention_is_what_drafting_takes_from_the_target():
 
         def measure(self, widths, context):
             super().measure(widths, context)
-            return dict.fromkeys(widths, 0.01 if self.draft and self.draft.calls > 2 else 0.005)
+            time.sleep(0.02)
+            return dict.fromkeys(widths, 0.01 if self.draft and self.draft.working else 0.005)
 
-    class Counting(Draft):
-        calls = 0
+    class Working(Draft):
+        working = False
 
         def measure(self, sizes, threads):
-            self.calls += 1
+            self.working = True
+            time.sleep(0.03)
+            self.working = False
             return dict.fromkeys(sizes, 0.001)
 
     target = Disturbed()
-    target.draft = Counting(target)
+    target.draft = Working(target)
     costs = measure(target, target.draft, cores=2, target_on_cpu=True)
     assert costs.contention == pytest.approx(0.5)
     assert Costs.from_dict(costs.to_dict()).contention == costs.contention
+
+
+def test_a_chain_is_as_long_as_it_pays_to_verify():
+    free = Costs.of({1: 0.02, 64: 0.02}, {1: 0.001})
+    assert free.chain_length(0.7) == round(free.budget) == 20  # wide forwards cost nothing: the paper's budget
+    steep = Costs.of({1: 0.02, 2: 0.03, 16: 0.17}, {1: 0.001})  # half a forward for each further row
+    assert steep.chain_length(0.3) == 1
+    assert 1 < steep.chain_length(0.9) < 6
+    free.contention = 1.0  # each second of drafting holds the target up for one
+    assert free.chain_length(0.7) < 6

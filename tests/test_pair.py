@@ -67,7 +67,7 @@ def test_fifty_requests_leave_nothing_behind(pair, record_property):
 
         def cancelled(asked=asked, i=i):
             asked.append(i)
-            return i % 5 == 4 and len(asked) > 12
+            return i % 5 == 4 and len(asked) > 4  # within the first rounds, before 32 tokens can be out
 
         context = tokenizer.encode(text)
         rounds = list(engine.decode(context, Request(Sampling(), max_tokens=32), cancelled))

@@ -71,6 +71,13 @@ def test_the_papers_schedule_drafts_beside_the_forward():
     assert len(rounds) <= 8
 
 
+def test_the_papers_schedule_grows_no_longer_chain_than_pays():
+    """Each further row costs the target half a forward: at 90 % acceptance four drafted tokens are worth it, not 8."""
+    steep = Costs.of({1: T, 2: 1.5 * T, 16: 8.5 * T}, {1: D, 8: D})
+    rounds = play("duodecoding", recording(right=lambda i: i % 10 != 9), steep)
+    assert 1 < max(len(r.pending) for r in rounds) < 6
+
+
 def test_a_useless_draft_costs_the_papers_schedule_nothing_but_waiting():
     rounds = play("duodecoding", recording(right=lambda i: False))
     stats = total(rounds)

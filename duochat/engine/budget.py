@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from threading import Event
 from typing import Any, Protocol
 
@@ -50,6 +51,11 @@ class Curve:
         self.scale += (ratio - self.scale) / 20
 
 
+def _rate(acceptance: float) -> float:
+    """An acceptance rate short of 1, so that a geometric series ends."""
+    return min(0.999, max(0.0, acceptance))
+
+
 @dataclass(slots=True)
 class Costs:
     """The two curves, and the seconds of one plain target forward with an idle draft lane."""
@@ -85,12 +91,27 @@ class Costs:
 
     def sequential_budget(self, acceptance: float, most: int = 16) -> int:
         """γ that gives the most tokens per second when drafting and verifying take turns (arXiv 2211.17192, eq. 1)."""
-        a = min(0.999, max(0.0, acceptance))
+        a = _rate(acceptance)
 
         def rate(n: int) -> float:
             return (1 - a ** (n + 1)) / (1 - a) / (n * self.draft(1) + self.target(n + 1))
 
         return max(range(1, most + 1), key=rate)
+
+    def chain_length(self, acceptance: float) -> int:
+        """The pending chain that gives the most tokens per second when it is drafted beside a forward; γ* at most.
+
+        A round that rejects is followed by one with nothing pending (one token); that one, by a pending chain with
+        chance a. So a cycle gives 1/(1 - a) tokens for any length n, in one narrow and a/(1 - a^(n+1)) wide forwards.
+        Where wide forwards cost no more and drafting delays none, n = γ* as in the paper; on a CPU both cost.
+        """
+        a = _rate(acceptance)
+
+        def seconds(n: int) -> float:
+            delay = self.contention * n * self.draft(1)
+            return self.target(1) + delay + a / (1 - a ** (n + 1)) * (self.target(n + 1) + delay)
+
+        return min(range(1, max(1, round(self.budget)) + 1), key=seconds)
 
     def relieve(self) -> int:
         """Half of the draft's threads, from now on, when live timings say that it stalls with all; 0 = it does not.
@@ -198,8 +219,17 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
-    with beside(lambda: draft.measure((1,), best)):
-        disturbed = target.measure((1,), 256)[1]
+    contention = _contention(target, lambda: draft.measure((1,), best))
     draft.set_threads(best)
-    contention = max(0.0, 1 - forwards(1) / disturbed)
     return Costs(forwards, Curve(batches), threads=best, sweep=sweep, contention=contention)
+
+
+def _contention(target: MeasuredTarget, drafting: Callable[[], object]) -> float:
+    """The share of its speed that a forward loses beside the drafting; with and without, in turns."""
+
+    def lost() -> float:
+        alone = target.measure((1,), 256)[1]
+        with beside(drafting):
+            return 1 - alone / target.measure((1,), 256)[1]
+
+    return max(0.0, median(lost() for _ in range(3)))

@@ -62,18 +62,34 @@ def chain(node: Node) -> list[Node]:
     return found
 
 
-class Sequential(Schedule):
-    """Conventional speculative decoding (arXiv 2211.17192): draft γ tokens, then verify them; no overlap."""
+class Chained(Schedule):
+    """A schedule that verifies chains, with the acceptance rate that its budget follows from."""
 
-    drafts = waits_for_prompt = True
+    drafts = True
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
         super().__init__(costs, budget)
-        self.tested, self.taken = 4.0, 3.0  # a prior of 0.75 for the acceptance rate
+        self.tested, self.taken = 4.0, 3.0  # a prior of 0.75
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted / tested draft tokens, the last fifty of them above all."""
+        return self.taken / self.tested
+
+    def observe(self, r: Round) -> None:
+        super().observe(r)
+        self.tested = 0.98 * self.tested + len(r.accepted) + len(r.rejected)
+        self.taken = 0.98 * self.taken + len(r.accepted)
+
+
+class Sequential(Chained):
+    """Conventional speculative decoding (arXiv 2211.17192): draft γ tokens, then verify them; no overlap."""
+
+    waits_for_prompt = True
 
     @property
     def budget(self) -> int:
-        return self.fixed_budget or self.costs.sequential_budget(self.taken / self.tested)
+        return self.fixed_budget or self.costs.sequential_budget(self.acceptance)
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         if verifying:
@@ -92,25 +108,21 @@ class Sequential(Schedule):
     def patient(self, tree: Tree) -> bool:
         return bool(self.frontier(tree, verifying=False))
 
-    def observe(self, r: Round) -> None:
-        super().observe(r)
-        self.tested = 0.98 * self.tested + len(r.accepted) + len(r.rejected)
-        self.taken = 0.98 * self.taken + len(r.accepted)
 
-
-class Parallel(Schedule):
+class Parallel(Chained):
     """The paper's schedule (arXiv 2503.00784): while the target verifies a chain, k sequences grow from its tip.
 
-    θ = p(1,1)·p(2,1): each first token more probable than that opens a sequence; together they hold γ tokens.
+    θ = p(1,1)·p(2,1): each first token more probable than that opens a sequence; together they hold γ tokens. No
+    sequence grows longer than pays to verify: with few open ones and a wide forward that costs, that is below γ.
     """
 
-    drafts = True
     SEQUENCES = 8
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
         super().__init__(costs, budget)
         self.tip: Node | None = None
         self.heads: list[Node] = []
+        self.longest = self.budget  # of a sequence
 
     @property
     def budget(self) -> int:
@@ -120,6 +132,7 @@ class Parallel(Schedule):
         drafted = chain(tree.root)
         self.tip = drafted[-1] if drafted else tree.root
         self.heads = []
+        self.longest = self.fixed_budget or self.costs.chain_length(self.acceptance)
         return drafted
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
@@ -148,9 +161,9 @@ class Parallel(Schedule):
             tree.claim(head)
 
     def _lengths(self) -> list[int]:
-        """γ tokens over k sequences; the more probable ones take the remainder."""
+        """γ tokens over k sequences, none longer than pays; the more probable ones take the remainder."""
         each, rest = divmod(self.budget, max(1, len(self.heads)))
-        return [each + (i < rest) for i in range(len(self.heads))]
+        return [min(each + (i < rest), self.longest) for i in range(len(self.heads))]
 
     @staticmethod
     def _tip(tree: Tree, head: Node, length: int) -> Node | None:

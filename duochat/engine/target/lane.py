@@ -146,20 +146,18 @@ class TorchTarget:
     def measure(self, widths: Sequence[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over `context` visible slots; widths beyond a full tree are left out.
 
-        What the cache holds stays valid.
+        They take turns, so that other work on the machine meets all of them alike. What the cache holds stays valid.
         """
         pretended = Memo(self._memo.capacity)
         pretended.used[:context] = True
-        return {w: self._median(w, pretended, repeats) for w in widths if w <= self.most_nodes + 1}
+        calls = {w: self._pretend(w, pretended) for w in widths if w <= self.most_nodes + 1}
+        turns = [{w: self._seconds(call, pretended) for w, call in calls.items()} for _ in range(repeats + 1)]
+        return {w: statistics.median(turn[w] for turn in turns[1:]) for w in calls}
 
-    def _median(self, width: int, memo: Memo, repeats: int) -> float:
-        rows, shape = self._pretend(width, memo)
-        times = []
-        for _ in range(repeats + 1):
-            begun = time.perf_counter()
-            self._forward.answer(rows, shape, memo, Sampling())
-            times.append(time.perf_counter() - begun)
-        return statistics.median(times[1:])
+    def _seconds(self, call: tuple[Rows, Shape], memo: Memo) -> float:
+        begun = time.perf_counter()
+        self._forward.answer(*call, memo, Sampling())
+        return time.perf_counter() - begun
 
     def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
         """Rows that leave no trace in the cache."""

@@ -51,6 +51,13 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
         return BAD_INPUT
 
 
+def start(name: str, about: str, add_arguments: Callable, main: Callable[[argparse.Namespace], int | None]) -> NoReturn:
+    """Run a module that is a command of its own, `python -m name`; about: its docstring."""
+    parser = Parser(prog=f"python -m {name}", description=about.splitlines()[0])
+    add_arguments(parser)
+    sys.exit(run(lambda words: main(parser.parse_args(words)) or 0))
+
+
 def report(sentence: str) -> None:
     """One line on standard error."""
     print(" ".join(sentence.split()), file=sys.stderr, flush=True)

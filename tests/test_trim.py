@@ -10,7 +10,7 @@ from duochat.engine.drafter import LlamaDrafter
 from duochat.engine.lanes import never
 from duochat.engine.llama import Llama
 from duochat.engine.sampling import Sampling
-from duochat.models.trim import trim
+from duochat.models.trim import ALL, named, trim
 
 CONTEXT = [7, 299, 3, 180, 250]  # of these, 299 and 250 are neither ranked nor among the lowest 100
 RANKING = [9, 280, 4, 199, 33, 120, 77, 3]
@@ -46,6 +46,15 @@ def test_the_kept_logits_are_those_of_the_whole_model(plain):
     cut, names = logits(plain, 100)
     assert names.tolist() == list(range(100))
     np.testing.assert_allclose(cut, whole[names], atol=2e-2)
+
+
+def test_a_damaged_copy_is_made_anew(plain):
+    copy = trim(plain, 100).path
+    whole = copy.read_bytes()
+    copy.write_bytes(whole[: len(whole) // 2])
+    _, names = logits(plain, 100)
+    assert len(names) == 100
+    assert copy.read_bytes() == whole
 
 
 def test_a_ranking_in_the_file_says_what_to_keep(ranked):
@@ -106,3 +115,11 @@ def test_a_model_that_scales_its_embedding_keeps_all_tokens(tmp_path):
     with pytest.raises(DuoChatError, match="draft_vocabulary"):
         trim(path, 100)
     assert trim(path) is None
+
+
+def test_a_draft_is_named_with_or_without_a_number_of_tokens():
+    assert named("pypi:llm==1/x.gguf") == ("pypi:llm==1/x.gguf", "auto")
+    assert named("a.gguf@4096") == ("a.gguf", 4096)
+    assert named("a.gguf@0") == ("a.gguf", ALL)
+    with pytest.raises(DuoChatError, match=r"such as a\.gguf@16384"):
+        named("a.gguf@many")

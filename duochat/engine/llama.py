@@ -19,7 +19,7 @@ import psutil
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
-from duochat.models.trim import trim
+from duochat.models.trim import Trimmed, trim
 
 SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits for each
 BATCH = 512  # tokens of one decode at most
@@ -42,7 +42,7 @@ class Llama:
         self.path = path
         _check_file(path)
         trimmed = trim(path, vocabulary)
-        model = _load_model(trimmed.path if trimmed else path)
+        model = _load_trimmed(trimmed, path, vocabulary) if trimmed else _load_model(path)
         try:
             self._context = _new_context(model, path, cells, threads)
         except DuoChatError:
@@ -198,6 +198,16 @@ def _load_model(path: Path) -> int:
         llama_cpp.llama_model_free(model)
         raise DuoChatError(f"The draft model {path} is recurrent and cannot branch: choose a plain transformer.")
     return model
+
+
+def _load_trimmed(trimmed: Trimmed, path: Path, vocabulary: int | str) -> int:
+    """The cut copy of `path` in the cache; a damaged one is made anew."""
+    try:
+        return _load_model(trimmed.path)
+    except DuoChatError:
+        trimmed.path.unlink()
+        trim(path, vocabulary)
+        return _load_model(trimmed.path)
 
 
 def _check_file(path: Path) -> None:

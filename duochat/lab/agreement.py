@@ -6,7 +6,6 @@ The target answers the prompts, each draft is asked at every token of these answ
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from duochat import terminal
 from duochat.lab import distill_eval
 from duochat.lab.gguf_file import Source
 from duochat.models import fetch
-from duochat.models.trim import RANKING, most_frequent
+from duochat.models.trim import RANKING, most_frequent, named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +34,10 @@ def main(args: argparse.Namespace) -> int:
     answered = distill_eval.answers(target, source, source.tokenizer(), asked, args.max_tokens, args.temperature)
     print(f"{len(answered)} answers, {sum(len(one.chosen) for one in answered)} tokens", flush=True)
     for reference in args.drafts.split(","):
-        name, _, most = reference.partition("@")
+        name, most = named(reference)
         draft = Source.open(fetch(name))
         ranking, vocabulary = draft.meta.get(RANKING, []), draft.shape.vocab
-        kept = most_frequent(ranking, vocabulary, min(int(most or len(ranking)), vocabulary))
+        kept = most_frequent(ranking, vocabulary, min(len(ranking) if most == "auto" else most, vocabulary))
         found = distill_eval.agreement(draft.model().to(device), answered, args.temperature > 0, kept)
         print(f"{reference}, {len(kept) or draft.shape.vocab} tokens")
         for task, shares in found.items():
@@ -47,6 +46,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    _parser = terminal.Parser(prog="python -m duochat.lab.agreement", description=__doc__.splitlines()[0])
-    add_arguments(_parser)
-    sys.exit(terminal.run(lambda words: main(_parser.parse_args(words))))
+    terminal.start("duochat.lab.agreement", __doc__, add_arguments, main)

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from duochat import DuoChatError
+from duochat import DuoChatError, terminal
 from duochat.lab import distill_eval, gguf_file
 from duochat.lab.distill_text import Text, written
 from duochat.lab.distill_train import Plan, Student, Texts, Trainer, deepened, student_of, train
@@ -364,10 +364,4 @@ def _load_text(path: Path) -> Text:
 
 
 if __name__ == "__main__":
-    _parser = argparse.ArgumentParser(prog="python -m duochat.lab.distill", description=__doc__)
-    add_arguments(_parser)
-    try:
-        main(_parser.parse_args())
-    except DuoChatError as fault:
-        print(fault, file=sys.stderr)
-        sys.exit(2)
+    terminal.start("duochat.lab.distill", __doc__, add_arguments, main)

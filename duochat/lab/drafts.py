@@ -8,7 +8,6 @@ beside the target, then all answer the same questions in turn. "@N" lets a draft
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -22,7 +21,6 @@ from duochat.lab.contest import Bench, Plan
 from duochat.lab.contestants import Decoder
 
 PLAIN = "autoregressive"
-ALL = 2**31 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,20 +61,17 @@ def with_draft(engine: Any, reference: str, decoders: Sequence[str]) -> list[Dec
     """Each decoder with this draft. Its calls come from the engine's draft thread, so that one pool holds the cores."""
     from duochat.engine.drafter import LlamaDrafter
     from duochat.models import fetch
+    from duochat.models.trim import named
 
-    name, _, most = reference.partition("@")
+    name, vocabulary = named(reference)
     path = fetch(name)
-    vocabulary = (int(most) or ALL) if most else "auto"
     drafter = LlamaDrafter(path, min(1536, engine.context_length), 1, vocabulary=vocabulary)
     drafter.thread = engine.drafter.thread
     costs = measure(engine.target, drafter, available_cores(), engine.target.device.type == "cpu")
     made = [Decoder(decoder, engine) for decoder in decoders]
     for one in made:
-        one.name, one.drafter, one.costs = (
-            f"{path.stem}{'@' * bool(most)}{most} {one.decoder}",
-            drafter,
-            deepcopy(costs),
-        )
+        one.name = f"{path.stem}{reference[len(name) :]} {one.name}"
+        one.drafter, one.costs = drafter, deepcopy(costs)
     return made
 
 
@@ -98,6 +93,4 @@ def lines(contestants: Sequence[Any], runs: Sequence[metrics.Run]) -> list[str]:
 
 
 if __name__ == "__main__":
-    _parser = terminal.Parser(prog="python -m duochat.lab.drafts", description=__doc__.splitlines()[0])
-    add_arguments(_parser)
-    sys.exit(terminal.run(lambda words: main(_parser.parse_args(words))))
+    terminal.start("duochat.lab.drafts", __doc__, add_arguments, main)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from duochat import DuoChatError
+from duochat import DuoChatError, terminal
 from duochat.engine.sampling import Sampling, keys
 from duochat.engine.target import TorchTarget, choose
 from duochat.engine.target.attention import NAME
@@ -347,9 +346,4 @@ def _paths(tree: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m duochat.lab.speed", description=__doc__.splitlines()[0])
-    add_arguments(parser)
-    try:
-        sys.exit(main(parser.parse_args()))
-    except DuoChatError as fault:
-        sys.exit(str(fault))
+    terminal.start("duochat.lab.speed", __doc__, add_arguments, main)

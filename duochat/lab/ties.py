@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from math import log
 from pathlib import Path
@@ -93,6 +92,4 @@ def summary(compared: Sequence[dict]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    _parser = terminal.Parser(prog="python -m duochat.lab.ties", description=__doc__.splitlines()[0])
-    add_arguments(_parser)
-    sys.exit(terminal.run(lambda words: main(_parser.parse_args(words))))
+    terminal.start("duochat.lab.ties", __doc__, add_arguments, main)

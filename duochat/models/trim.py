@@ -21,6 +21,7 @@ from duochat.models.store import cache_dir, make_once
 
 RANKING = "duochat.frequent_tokens"  # in the file's metadata: token ids, the most frequent first
 FAMILIES = ("llama", "qwen2", "qwen3")  # architectures that take the embedding as it is, unscaled
+ALL = 2**31 - 1  # more tokens than any vocabulary has
 HEADS = ("token_embd.weight", "output.weight")
 
 
@@ -55,6 +56,14 @@ def trim(draft: Path, most: int | str = "auto") -> Trimmed | None:
     name = f"{draft.stem}-{size}-{hashlib.sha256(identity).hexdigest()[:12]}.gguf"
     path = make_once(cache_dir() / "trimmed" / name, lambda partial: _write(header, tokens, partial))
     return Trimmed(path, tokens, _embedding(header))
+
+
+def named(reference: str) -> tuple[str, int | str]:
+    """A draft named "REF" or "REF@N": the reference, and how many tokens it may propose; "REF@0": all."""
+    name, _, most = reference.partition("@")
+    if most and not most.isdecimal():
+        raise DuoChatError(f"{reference!r} is not REF or REF@N, N a number of tokens: such as {name}@16384.")
+    return name, (int(most) or ALL) if most else "auto"
 
 
 def most_frequent(ranking: Sequence[int], vocabulary: int, size: int) -> np.ndarray:

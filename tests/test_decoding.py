@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
@@ -183,6 +184,19 @@ def test_a_hopeless_draft_is_paused_with_its_reason():
     assert all("of plain decoding" in r.speculation for r in paused)
     assert all(not r.pending for r in paused)
     assert EOS not in tokens(rounds)
+
+
+@pytest.mark.parametrize("decoder", ["duodecoding", "duotree"])
+def test_on_shared_cores_the_draft_reads_the_prompt_after_the_target(decoder):
+    log, target, drafter = [], FakeTarget(), FakeDrafter("perfect")
+    verify, expand = target.verify, drafter.expand
+    target.verify = lambda *args: (time.sleep(0.02), log.append("target"), verify(*args))[-1]
+    drafter.expand = lambda *args: (log.append("draft"), expand(*args))[-1]
+    shared = replace(costs(), shared=True)
+    rounds = list(decode(PROMPT, Request(decoder=decoder, max_tokens=60), target, drafter, shared))
+    assert log[0] == "target"
+    assert "draft" in log
+    assert tokens(rounds) == tokens(run("autoregressive"))
 
 
 def test_a_draft_lane_at_rest_is_woken_when_the_target_waits_for_it():

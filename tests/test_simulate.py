@@ -96,6 +96,19 @@ def test_the_draft_reads_its_prompt_while_the_target_goes_on():
     assert play("speculative", one)[0].started >= 10 * T  # that one waits
 
 
+@pytest.mark.parametrize("decoder", ["duodecoding", "duotree"])
+def test_on_shared_cores_the_draft_reads_the_prompt_after_the_target(decoder):
+    """So the first token comes as early as in plain decoding, though each lane slows the other down by half."""
+    one, friction = replace(recording(), draft_prefill=T / 2), replace(NONE, target=2.0, draft=2.0)
+    assert play(decoder, one, friction=friction)[0].ended > T
+    shared = replace(COSTS, shared=True)
+    rounds = play(decoder, one, shared, friction)
+    assert rounds[0].ended == pytest.approx(T)
+    assert not rounds[0].batches
+    assert rounds[1].batches[0].started == pytest.approx(T)
+    assert any(r.accepted for r in rounds)
+
+
 def test_lanes_slow_each_other_down_only_while_both_work():
     """Forwards at half speed beside drafts: the paper's schedule drafts for part of the time."""
     one = recording(right=lambda i: False, count=2)

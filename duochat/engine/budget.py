@@ -66,6 +66,7 @@ class Costs:
     threads: int = 1
     sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
+    shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
     relieved: bool = False  # threads were given up since the calibration
 
     def __post_init__(self) -> None:
@@ -137,6 +138,7 @@ class Costs:
             "threads": self.threads,
             "plain": self.plain,
             "contention": self.contention,
+            "shared": self.shared,
         }
 
     @classmethod
@@ -144,7 +146,7 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep, raw["contention"])
+        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep, raw["contention"], raw["shared"])
 
 
 class MeasuredTarget(Protocol):
@@ -221,7 +223,7 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
         batches = draft.measure((1, 2, 4, 8), best)
     contention = _contention(target, lambda: draft.measure((1,), best))
     draft.set_threads(best)
-    return Costs(forwards, Curve(batches), threads=best, sweep=sweep, contention=contention)
+    return Costs(forwards, Curve(batches), threads=best, sweep=sweep, contention=contention, shared=target_on_cpu)
 
 
 def _contention(target: MeasuredTarget, drafting: Callable[[], object]) -> float:

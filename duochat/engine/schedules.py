@@ -24,6 +24,7 @@ class Schedule:
         self.costs = costs
         self.fixed_budget = budget
         self.reason = "" if self.drafts else "off"  # why nothing is drafted just now
+        self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -46,6 +47,7 @@ class Schedule:
 
     def observe(self, r: Round) -> None:
         """Learn from a finished round."""
+        self.reading = False
         if r.phase == "prefill" or not r.tokens:
             return
         self.costs.target.observe(len(r.pending) + 1, r.ended - r.started)
@@ -137,7 +139,7 @@ class Parallel(Chained):
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         tip = self.tip
-        if not verifying or tip is None:
+        if self.reading or not verifying or tip is None:
             return []
         if not tip.expanded:
             return [tip]
@@ -257,7 +259,7 @@ class Best(Schedule):
         self.rate = 1.5 / costs.plain  # tokens per second lately
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
-        if self.reason:
+        if self.reason or self.reading:
             return []
         nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= self._smallest]
         return nodes[: self._batch([n.reach for n in nodes])]

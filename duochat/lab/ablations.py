@@ -58,7 +58,7 @@ class NoPrefetch(Best):
         return chosen
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
-        if not verifying or self.reason:
+        if not verifying or self.reason or self.reading:
             return super().frontier(tree, verifying)
         nodes = [n for n in tree.frontier(64) if n.reach >= self._smallest and not self._beside(n, tree.root)]
         return nodes[: self._batch([n.reach for n in nodes])]

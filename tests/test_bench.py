@@ -17,7 +17,7 @@ from duochat.engine.lanes import Answer, Cancelled, Candidates
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Tree
-from duochat.lab import ablations, bench, contest, contestants, figures, goals, machine, metrics, report, tasks
+from duochat.lab import ablations, bench, contest, contestants, figures, goals, machine, metrics, page, report, tasks
 from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
@@ -297,6 +297,17 @@ def test_the_page_needs_nothing_else_and_says_all_the_tables_say(tmp_path):
     titles = [figure.layout.title.text for figure in figures.all_figures(results)]
     assert len(titles) == 6
     assert all(json.dumps(title)[1:-1] in written for title in titles)
+
+
+def test_the_page_can_be_made_again_from_the_results(tmp_path):
+    measure(tmp_path, names=bench.DECODERS)
+    made = (tmp_path / "out.html").read_bytes()
+    results = next(path for path in tmp_path.glob("*.json"))
+    page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
+    assert (tmp_path / "again.html").read_bytes() == made
+    results.write_text("{}")
+    with pytest.raises(DuoChatError, match="no result of bench"):
+        page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
 
 
 def test_looks_differ_in_more_than_colour():

@@ -186,6 +186,18 @@ def test_a_hopeless_draft_is_paused_with_its_reason():
     assert EOS not in tokens(rounds)
 
 
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_cancelled_request_ends_with_its_round(decoder):
+    """Though neither lane asks: the target's forward is short, and nothing has to be waited for."""
+    target, said = FakeTarget(eos=()), []
+    verify = target.verify
+    target.verify = lambda context, tree, sampling, *_: verify(context, tree, sampling)
+    request = Request(decoder=decoder, max_tokens=60)
+    for r in decode(PROMPT, request, target, FakeDrafter("wrong"), costs(), cancelled=lambda: len(said) == 2):
+        said.append(r)
+    assert [r.finish for r in said] == [None, None, "cancelled"]
+
+
 @pytest.mark.parametrize("decoder", ["duodecoding", "duotree"])
 def test_on_shared_cores_the_draft_reads_the_prompt_after_the_target(decoder):
     log, target, drafter = [], FakeTarget(), FakeDrafter("perfect")

@@ -1,6 +1,7 @@
 """The default pair, real models: every decoder says what plain decoding says, and the records add up."""
 
 import time
+from statistics import median
 
 import pytest
 
@@ -60,28 +61,28 @@ def test_fifty_requests_leave_nothing_behind(pair, record_property):
     import psutil
 
     engine, tokenizer = pair
-    memory, seconds = [], []
+    memory, seconds = [], {}
     for i in range(50):
-        text = f"<|im_start|>user\n{QUESTIONS[i % 3]} Number {i}.<|im_end|>\n<|im_start|>assistant\n"
+        text = f"<|im_start|>user\n{QUESTIONS[i % 10 % 3]} Number {i % 10}.<|im_end|>\n<|im_start|>assistant\n"
         asked, began = [], time.perf_counter()
 
         def cancelled(asked=asked, i=i):
             asked.append(i)
-            return i % 5 == 4 and len(asked) > 4  # within the first rounds, before 32 tokens can be out
+            return i % 5 == 4 and len(asked) > 2  # so early that 32 tokens cannot be out
 
         context = tokenizer.encode(text)
         rounds = list(engine.decode(context, Request(Sampling(), max_tokens=32), cancelled))
         said = sum(len(r.tokens) for r in rounds)
         assert (rounds[-1].finish == "cancelled") == (i % 5 == 4)
         if i % 5 != 4:
-            seconds.append((time.perf_counter() - began) / said)
+            seconds[i] = (time.perf_counter() - began) / said
         assert engine.drafter.sequences_used < 128
         assert engine.drafter.cells_used <= len(context) + 32 + 1024
         gc.collect()
         memory.append(psutil.Process().memory_info().rss / 2**20)
-    first, last = sorted(seconds[:9]), sorted(seconds[-9:])
+    slower = median(seconds[i + 40] / seconds[i] for i in range(10) if i in seconds)
     record_property("mib_grown", memory[-1] - memory[9])
-    record_property("slower", last[4] / first[4])
-    print(f"{memory[-1] - memory[9]:.1f} MiB more after 40 requests; last ten / first ten {last[4] / first[4]:.3f}")
+    record_property("slower", slower)
+    print(f"{memory[-1] - memory[9]:.1f} MiB more after 40 requests; last ten / first ten {slower:.3f}")
     assert memory[-1] - memory[9] < 16
-    assert last[4] < 1.3 * first[4]  # 1.05 on a quiet machine; a test may run on a busy one
+    assert slower < 1.3  # 1.05 on a quiet machine; a test may run on a busy one

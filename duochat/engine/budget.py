@@ -27,15 +27,22 @@ class Curve:
 
     seconds: dict[int, float]
     scale: float = 1.0
+    _known: dict[int, float] = field(init=False, repr=False, compare=False)  # sizes asked for: a round asks for dozens
 
     def __post_init__(self) -> None:
         self.seconds = dict(sorted(self.seconds.items()))
+        self._known = dict(self.seconds)
 
     def measured(self, size: int) -> float:
         """Seconds for a call of this size as calibrated, live scale apart."""
+        if size not in self._known:
+            self._known[size] = self._between(size)
+        return self._known[size]
+
+    def _between(self, size: int) -> float:
         sizes = list(self.seconds)
-        if size in self.seconds or len(sizes) == 1:
-            return self.seconds.get(size, self.seconds[sizes[0]])
+        if len(sizes) == 1:
+            return self.seconds[sizes[0]]
         i = min(max(1, bisect_left(sizes, size)), len(sizes) - 1)
         low, high = sizes[i - 1], sizes[i]
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)

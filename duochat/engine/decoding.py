@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -126,6 +126,8 @@ class DraftLane:
 
     def choose(self, cancelled: Callable[[], bool]) -> tuple[list[Node], float]:
         """What the target verifies now, and the seconds spent waiting for drafts since the forward before."""
+        if cancelled():
+            raise Cancelled
         with self.changed:
             self._wait_while(self.schedule.patient, cancelled)
             waited, self.waited = self.waited, 0.0
@@ -136,8 +138,13 @@ class DraftLane:
             self.changed.notify_all()
         return pending, waited
 
-    def commit(self, pending: Sequence[Node], answer: Answer, stop: StopRule, cancelled: Callable[[], bool]) -> Round:
-        """Walk down the tree with the target's tokens, re-root it, and record what happened since the last round."""
+    def commit(
+        self, pending: Sequence[Node], answer: Answer, stop: StopRule, cancelled: Callable[[], bool], **when: Any
+    ) -> Round:
+        """Walk down the tree with the target's own tokens, re-root it, and record what happened since the last round.
+
+        when: the fields of the record that tell its place and times.
+        """
         with self.changed:
             self._wait_while(self.schedule.settling, cancelled)
             position = len(self.tree.context)
@@ -148,10 +155,8 @@ class DraftLane:
                 self.schedule.graft(self.tree)
             self.changed.notify_all()
             return Round(
-                index=0,
+                **when,
                 position=position,
-                started=0.0,
-                ended=0.0,
                 tokens=outcome.tokens,
                 last=outcome.last,
                 pending=tuple(n.id for n in pending),
@@ -166,12 +171,12 @@ class DraftLane:
                 **self._since(outcome.ignored, stop.finish),
             )
 
-    def last_round(self) -> Round:
+    def last_round(self, index: int) -> Round:
         """The empty round that ends a cancelled request."""
         with self.changed:
             now, position = self.clock(), len(self.tree.context)
             rest = self._since((), "cancelled")
-            return Round(0, position, now, now, (), "plain", speculation=self.state, **rest)
+            return Round(index, position, now, now, (), "plain", speculation=self.state, **rest)
 
     def _since(self, ignored: tuple[int, ...], finish: str | None) -> dict[str, Any]:
         """What was drafted since the last round; at the end nothing stays without a fate."""
@@ -238,12 +243,11 @@ def decode(
                 pending, waited = lane.choose(cancelled)
                 started = lane.clock()
                 answer = target.verify(tree.context, rows(pending), request.sampling, cancelled, progress)
-                ended = lane.clock()
-                done = lane.commit(pending, answer, stop, cancelled)
+                when = {"index": index, "started": started, "ended": lane.clock(), "waited": waited}
                 phase = "decode" if index else "prefill"
-                done = replace(done, index=index, started=started, ended=ended, waited=waited, phase=phase)
+                done = lane.commit(pending, answer, stop, cancelled, phase=phase, **when)
             except Cancelled:
-                done = replace(lane.last_round(), index=index)
+                done = lane.last_round(index)
             schedule.observe(done)
             yield done
             if done.finish:

@@ -279,7 +279,7 @@ class Best(Schedule):
         if self.reason:
             return []
         widest = self.fixed_budget or self.costs.widest - 1
-        nodes = tree.best(widest)
+        nodes = tree.best(widest, self.SMALLEST)
         gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
         for n, node in enumerate(nodes, 1):
             expected += node.reach

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -48,11 +49,12 @@ class Node:
 class Acceptance:
     """How often the target takes a candidate, learned from its verdicts by origin, rank and draft probability.
 
-    A draft's 0.9 is rarely the target's 0.9. Each cell is a Beta estimate: the prior counts as `weight` trials.
+    A draft's 0.9 is rarely the target's 0.9. Each cell is a Beta estimate: the prior counts as WEIGHT trials. Bins are
+    even in log-odds: what tells 0.99 from 0.9 matters as much as 0.1 from 0.01.
     """
 
     WEIGHT = 8.0
-    BINS = 12
+    BINS = tuple(1 / (1 + math.exp(5 - i / 1.2)) for i in range(1, 12))  # where a bin ends
 
     def __init__(self) -> None:
         self._cells: dict[tuple[str, int, int], list[float]] = {}
@@ -64,9 +66,7 @@ class Acceptance:
         return 0.5 if origin == "ngram" else (1 + model) / 2 if origin == "both" else model
 
     def _cell(self, origin: str, rank: int, prob: float) -> tuple[str, int, int]:
-        """Bins are even in log-odds: what tells 0.99 from 0.9 matters as much as 0.1 from 0.01."""
-        odds = math.log((prob + 1e-4) / (1 - prob + 1e-4))
-        return origin, min(rank, 4), min(self.BINS - 1, max(0, int((odds + 5) * self.BINS / 10)))
+        return origin, min(rank, 4), bisect(self.BINS, prob)
 
     def __call__(self, origin: str, rank: int, prob: float) -> float:
         """Estimated probability of acceptance, in (0, 1)."""
@@ -117,33 +117,35 @@ class Tree:
 
     def frontier(self, n: int) -> list[Node]:
         """The n unexpanded nodes of highest reach, best first; they stay in the frontier until `grow`."""
-        found: list[tuple[float, int, Node]] = []
+        found: dict[Node, tuple[float, int, Node]] = {}
         while self._frontier and len(found) < n:
             entry = heapq.heappop(self._frontier)
-            if not entry[2].expanded:
-                found.append(entry)
-        for entry in found:
+            node = entry[2]
+            if not node.expanded and entry[0] == -node.reach:  # else decoded, or pushed anew with another reach
+                found[node] = entry
+        for entry in found.values():
             heapq.heappush(self._frontier, entry)
-        return [node for _, _, node in found]
+        return list(found)
 
     def grow(self, node: Node, candidates: Candidates) -> None:
         """The draft has decoded `node`: hang its candidates below it. A node that left the tree is only counted."""
         self.claim(node)
         node.expanded = True
         alive = node.below(self.root)
+        known = {child.token: child for child in node.children}
         for rank, (token, prob) in enumerate(zip(candidates.tokens, candidates.probs, strict=True), 1):
-            child = node.child(token)
-            if child is None:
-                child = Node(token, node, node.position + 1, prob=prob, rank=rank)
-                self._hang(child, alive)
+            if token in known:
+                self._agree(known[token], rank, prob, alive)
             else:
-                self._agree(child, rank, prob)
+                self._hang(Node(token, node, node.position + 1, prob=prob, rank=rank), alive)
 
-    def _agree(self, child: Node, rank: int, prob: float) -> None:
+    def _agree(self, child: Node, rank: int, prob: float, alive: bool = True) -> None:
         """The draft model and prompt lookup propose the same token here."""
         child.prob, child.rank, child.origin = prob, rank, "both"
         child.edge = self.acceptance("both", rank, prob)
-        self._rescale()
+        child.reach = child.parent.reach * child.edge
+        if alive:
+            self._rescale(child)
 
     def graft(self, tokens: Sequence[int], probs: Sequence[float], origin: str = "ngram") -> None:
         """Hang a chain of tokens from another source below the root, each with its own chance of acceptance."""
@@ -190,18 +192,23 @@ class Tree:
 
     # verifying -----------------------------------------------------------------------------------------------
 
-    def best(self, n: int) -> list[Node]:
-        """The n nodes of highest reach below the root, best first: a parent always stands before its children."""
+    def best(self, n: int, least: float = 0.0) -> list[Node]:
+        """The n nodes of highest reach below the root, best first: a parent always stands before its children.
+
+        Nodes with less reach than `least` are left out.
+        """
         chosen: list[Node] = []
-        heap = [(-c.reach, i, c) for i, c in enumerate(self.root.children)]
-        heapq.heapify(heap)
-        pushed = len(heap)
-        while heap and len(chosen) < n:
+        heap: list[tuple[float, int, Node]] = []
+        node, pushed = self.root, 0
+        while len(chosen) < n:
+            for child in node.children:
+                if child.reach >= least:
+                    pushed += 1
+                    heapq.heappush(heap, (-child.reach, pushed, child))
+            if not heap:
+                break
             node = heapq.heappop(heap)[2]
             chosen.append(node)
-            for child in node.children:
-                pushed += 1
-                heapq.heappush(heap, (-child.reach, pushed, child))
         return chosen
 
     def advance(
@@ -256,16 +263,16 @@ class Tree:
     def _reroot(self) -> tuple[int, ...]:
         """Keep what lives below the new root; return the ids of the drafted tokens that died."""
         self.root.reach = 1.0
-        alive = self._rescale()
+        self._frontier = []
+        alive = self._rescale(self.root)
         dead = tuple(i for i in self._open if i not in alive)
         for i in dead:
             del self._open[i]
         return dead
 
-    def _rescale(self) -> set[int]:
-        """Compute each node's reach from the edges, rebuild the frontier; return the ids of all nodes."""
-        self._frontier = []
-        alive, stack = set(), [self.root]
+    def _rescale(self, top: Node) -> set[int]:
+        """Compute each node's reach below `top`, put the unexpanded ones into the frontier; return the ids of all."""
+        alive, stack = set(), [top]
         while stack:
             node = stack.pop()
             alive.add(node.id)

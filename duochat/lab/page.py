@@ -1,13 +1,18 @@
-"""The report as one HTML file that needs nothing else: tables, plots, and how all was measured."""
+"""The report as one HTML file that needs nothing else: tables, plots, and how all was measured.
+
+`python -m duochat.lab.page RESULTS.json` makes it again from a bench's results.
+"""
 
 from __future__ import annotations
 
+import argparse
 import html
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from duochat import DuoChatError, terminal
 from duochat.lab import figures, report
 
 STYLE = """
@@ -77,3 +82,23 @@ def _details(results: Mapping[str, Any]) -> str:
     """Settings and machine, so that the page can be quoted."""
     known = {name: results[name] for name in ("settings", "machine", "calibration")}
     return f"<h2>Settings and machine</h2><pre>{html.escape(json.dumps(known, indent=1, ensure_ascii=False))}</pre>"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", type=Path, metavar="FILE.json", help="what bench wrote")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="where the report goes (default: here, named alike)")
+
+
+def main(args: argparse.Namespace) -> None:
+    target = args.html or Path(args.results.with_suffix(".html").name)
+    try:
+        write(target, json.loads(args.results.read_text("utf-8")))
+    except (KeyError, ValueError) as fault:
+        raise DuoChatError(f"{args.results} is no result of bench: give a JSON file that bench wrote.") from fault
+    except OSError as fault:
+        raise DuoChatError(f"{fault.filename}: {fault.strerror}. Choose another file.") from fault
+    print(target)
+
+
+if __name__ == "__main__":
+    terminal.start("duochat.lab.page", __doc__, add_arguments, main)

@@ -94,31 +94,6 @@ def test_a_fault_of_the_target_at_work_is_not_lost():
         pass
 
 
-def test_contention_is_what_drafting_takes_from_the_target():
-    class Disturbed(Target):
-        draft = None
-
-        def measure(self, widths, context):
-            super().measure(widths, context)
-            time.sleep(0.02)
-            return dict.fromkeys(widths, 0.01 if self.draft and self.draft.working else 0.005)
-
-    class Working(Draft):
-        working = False
-
-        def measure(self, sizes, threads):
-            self.working = True
-            time.sleep(0.03)
-            self.working = False
-            return dict.fromkeys(sizes, 0.001)
-
-    target = Disturbed()
-    target.draft = Working(target)
-    costs = measure(target, target.draft, cores=2, target_on_cpu=True)
-    assert costs.contention == pytest.approx(0.5)
-    assert Costs.from_dict(costs.to_dict()).contention == costs.contention
-
-
 def test_a_chain_is_as_long_as_it_pays_to_verify():
     free = Costs.of({1: 0.02, 64: 0.02}, {1: 0.001})
     assert free.chain_length(0.7) == round(free.budget) == 20  # wide forwards cost nothing: the paper's budget

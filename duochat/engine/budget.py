@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from threading import Event
 from typing import Any, Protocol
 
@@ -213,7 +212,7 @@ def fewest(sweep: Mapping[int, float]) -> int:
 
 
 def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:
-    """Measure both curves, the number of draft threads that is best for one token, and what drafting costs the target.
+    """Measure both curves, and the number of draft threads that is best for one token.
 
     The draft is measured beside a target at work. When that computes on the CPU too, each device is measured alone,
     the lanes share the cores by halves, and wide forwards are not tried.
@@ -228,17 +227,5 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
-    contention = _contention(target, lambda: draft.measure((1,), best))
     draft.set_threads(best)
-    return Costs(forwards, Curve(batches), threads=best, sweep=sweep, contention=contention, shared=target_on_cpu)
-
-
-def _contention(target: MeasuredTarget, drafting: Callable[[], object]) -> float:
-    """The share of its speed that a forward loses beside the drafting; with and without, in turns."""
-
-    def lost() -> float:
-        alone = target.measure((1,), 256)[1]
-        with beside(drafting):
-            return 1 - alone / target.measure((1,), 256)[1]
-
-    return max(0.0, median(lost() for _ in range(3)))
+    return Costs(forwards, Curve(batches), threads=best, sweep=sweep, shared=target_on_cpu)

@@ -12,7 +12,8 @@ from typing import Any
 
 from duochat import DuoChatError
 from duochat.config import Settings
-from duochat.engine.budget import Costs, available_cores, measure
+from duochat.engine.budget import Costs, available_cores
+from duochat.engine.calibration import calibrate
 from duochat.engine.decoding import Request, decode
 from duochat.engine.drafter import LlamaDrafter
 from duochat.engine.lanes import Drafter, Target, never
@@ -90,7 +91,7 @@ class Engine:
 
     def calibrate(self) -> Costs:
         """Measure both devices anew and keep the result for the next start. Seconds; nothing else should run."""
-        self.costs = measure(self.target, self.drafter, available_cores(), self.target.device.type == "cpu")
+        self.costs = calibrate(self.target, self.drafter)
         if self.store:
             self.store.parent.mkdir(parents=True, exist_ok=True)
             self.store.write_text(json.dumps(self.costs.to_dict()))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from duochat import config, terminal
-from duochat.engine.budget import available_cores, measure
+from duochat.engine.calibration import calibrate
 from duochat.engine.sampling import Sampling
 from duochat.lab import metrics, tasks
 from duochat.lab.contest import Bench, Plan
@@ -67,7 +67,7 @@ def with_draft(engine: Any, reference: str, decoders: Sequence[str]) -> list[Dec
     path = fetch(name)
     drafter = LlamaDrafter(path, min(1536, engine.context_length), 1, vocabulary=vocabulary)
     drafter.thread = engine.drafter.thread
-    costs = measure(engine.target, drafter, available_cores(), engine.target.device.type == "cpu")
+    costs = calibrate(engine.target, drafter)
     made = [Decoder(decoder, engine) for decoder in decoders]
     for one in made:
         one.name = f"{path.stem}{reference[len(name) :]} {one.name}"

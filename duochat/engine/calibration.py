@@ -1,0 +1,57 @@
+"""All that is measured of a pair at its first start: each device's curve, and what drafting costs the target.
+
+Lanes on the same cores hinder each other by more than their arithmetic: Python's lock, caches, memory. So the last is
+taken from the decoding loop itself.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from duochat.engine.budget import Costs, available_cores, measure
+from duochat.engine.decoding import Request, decode
+from duochat.engine.lanes import Drafter, Target
+from duochat.engine.rounds import Round
+from duochat.engine.schedules import Schedule
+from duochat.engine.tree import Node, Tree
+
+CONTEXT = range(1, 129)  # token ids of no meaning
+ROUNDS = 40
+
+
+def calibrate(target: Any, drafter: Any) -> Costs:
+    """Measure both devices; seconds, in which nothing else should run. drafter: None when there is none."""
+    on_cpu = target.device.type == "cpu"
+    costs = measure(target, drafter, available_cores(), on_cpu)
+    if drafter is not None:
+        costs.contention = contention(target, drafter, costs)
+    return costs
+
+
+class Alternating(Schedule):
+    """Drafts without pause beside every other forward, and verifies nothing."""
+
+    drafts = True
+    working = False
+
+    def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
+        return tree.frontier(4) if self.working else []
+
+    def observe(self, r: Round) -> None:
+        self.working = not self.working
+
+
+def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
+    """The share of its speed that a forward loses beside a draft lane that never rests; it rests every other round."""
+    endless = SimpleNamespace(eos=frozenset(), context_length=target.context_length, verify=target.verify)
+    request = Request(max_tokens=ROUNDS, decoder="alternating")
+    rounds = decode(CONTEXT, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
+    told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt
+    drafter.set_threads(costs.threads)
+    beside, alone = ([r.ended - r.started for r in told if r.index % 2 == odd] for odd in (1, 0))
+    if len(told) < ROUNDS / 4:  # the draft failed
+        return 0.0
+    return max(0.0, 1 - median(alone) / median(beside))

@@ -1,0 +1,60 @@
+"""What drafting costs the target, measured through the decoding loop."""
+
+import time
+
+import pytest
+from fakes import EOS, FakeDrafter, FakeTarget, costs
+
+from duochat.engine.budget import Costs
+from duochat.engine.calibration import contention
+
+
+class Disturbed(FakeTarget):
+    """Answers in 10 ms; in 15 ms beside a draft at work."""
+
+    drafter = None
+
+    def verify(self, *args):
+        time.sleep(0.01)
+        if self.drafter.working:
+            time.sleep(0.005)
+        return super().verify(*args)
+
+
+class Working(FakeDrafter):
+    working = False
+
+    def expand(self, *args):
+        self.working = True
+        time.sleep(0.002)
+        try:
+            return super().expand(*args)
+        finally:
+            self.working = False
+
+    def set_threads(self, threads):
+        self.threads = threads
+
+
+def test_contention_is_the_speed_that_drafting_takes_from_the_target():
+    target, drafter = Disturbed(), Working("random")
+    target.drafter = drafter
+    assert contention(target, drafter, costs()) == pytest.approx(1 / 3, abs=0.1)
+    assert drafter.threads == costs().threads
+
+
+def test_lanes_that_do_not_meet_have_none():
+    target = FakeTarget(delay=lambda: 0.004)
+    assert contention(target, Working("random"), costs()) < 0.15
+
+
+def test_a_draft_that_fails_costs_nothing():
+    drafter = Working("random", fail_at=2)
+    assert contention(FakeTarget(eos=(EOS,), delay=lambda: 0.004), drafter, costs()) == 0.0
+
+
+def test_it_is_kept_for_the_next_start():
+    known = costs()
+    known.contention, known.shared = 0.25, True
+    again = Costs.from_dict(known.to_dict())
+    assert (again.contention, again.shared) == (0.25, True)

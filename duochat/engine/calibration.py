@@ -1,7 +1,7 @@
 """All that is measured of a pair at its first start: each device's curve, and what drafting costs the target.
 
-Lanes on the same cores hinder each other by more than their arithmetic: Python's lock, caches, memory. So the last is
-taken from the decoding loop itself.
+The last is taken from the decoding loop itself: lanes on the same cores hinder each other there about twice as much as
+calls of both do outside it.
 """
 
 from __future__ import annotations

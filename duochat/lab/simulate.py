@@ -322,7 +322,7 @@ def rehearse(engine: Any, context: Sequence[int], max_tokens: int) -> Recording:
 def forecast(
     engine: Any,
     contexts: Sequence[Sequence[int]],
-    max_tokens: int = 64,
+    max_tokens: int = 96,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
     """Tokens per second to expect of each decoder here, from the engine's costs and a rehearsal of some prompts."""

@@ -305,9 +305,10 @@ def test_the_page_can_be_made_again_from_the_results(tmp_path):
     results = next(path for path in tmp_path.glob("*.json"))
     page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
     assert (tmp_path / "again.html").read_bytes() == made
-    results.write_text("{}")
-    with pytest.raises(DuoChatError, match="no result of bench"):
-        page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
+    for wrong in ("{}", "[]", "no JSON"):
+        results.write_text(wrong)
+        with pytest.raises(DuoChatError, match="no result of bench"):
+            page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
 
 
 def test_looks_differ_in_more_than_colour():

@@ -36,6 +36,7 @@ class Working(FakeDrafter):
         self.threads = threads
 
 
+@pytest.mark.flaky(reruns=2)  # measures time
 def test_contention_is_the_speed_that_drafting_takes_from_the_target():
     target, drafter = Disturbed(), Working("random")
     target.drafter = drafter
@@ -43,6 +44,7 @@ def test_contention_is_the_speed_that_drafting_takes_from_the_target():
     assert drafter.threads == costs().threads
 
 
+@pytest.mark.flaky(reruns=2)  # measures time
 def test_lanes_that_do_not_meet_have_none():
     target = FakeTarget(delay=lambda: 0.004)
     assert contention(target, Working("random"), costs()) < 0.15

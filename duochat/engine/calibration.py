@@ -1,7 +1,6 @@
 """All that is measured of a pair at its first start: each device's curve, and what drafting costs the target.
 
-The last is taken from the decoding loop itself: lanes on the same cores hinder each other there about twice as much as
-calls of both do outside it.
+The last is taken from the decoding loop itself, with all that a lane does there.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     rounds = decode(CONTEXT, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
     told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt
     drafter.set_threads(costs.threads)
-    beside, alone = ([r.ended - r.started for r in told if r.index % 2 == odd] for odd in (1, 0))
     if len(told) < ROUNDS / 4:  # the draft failed
         return 0.0
+    beside, alone = ([r.ended - r.started for r in told if r.index % 2 == odd] for odd in (1, 0))
     return max(0.0, 1 - median(alone) / median(beside))

@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> None:
     target = args.html or Path(args.results.with_suffix(".html").name)
     try:
         write(target, json.loads(args.results.read_text("utf-8")))
-    except (KeyError, ValueError) as fault:
+    except (KeyError, TypeError, ValueError) as fault:
         raise DuoChatError(f"{args.results} is no result of bench: give a JSON file that bench wrote.") from fault
     except OSError as fault:
         raise DuoChatError(f"{fault.filename}: {fault.strerror}. Choose another file.") from fault

@@ -29,8 +29,11 @@ class Draft:
         self.alone += self.target.calls == before
         return {size: size * 0.006 / min(threads, 6) for size in sizes}
 
-    def set_threads(self, threads):
-        self.threads = threads
+    def measure_reading(self, threads):
+        return {n: 0.1 / min(n, 12) for n in threads}
+
+    def set_threads(self, threads, reading=0):
+        self.threads, self.reading = threads, reading
 
 
 def test_a_curve_is_linear_between_sizes_and_follows_live_timings():
@@ -48,6 +51,7 @@ def test_the_draft_is_measured_beside_a_target_at_work():
     costs = measure(target, draft, cores=17, target_on_cpu=False)
     assert draft.alone == 0
     assert costs.threads == draft.threads == 6
+    assert costs.reading == draft.reading == 12
     assert costs.draft(8) == pytest.approx(0.008)
 
 
@@ -56,7 +60,7 @@ def test_on_a_cpu_each_device_is_measured_alone():
     draft = Draft(target)
     costs = measure(target, draft, cores=2, target_on_cpu=True)
     assert draft.alone == 2
-    assert costs.threads == 1
+    assert (costs.threads, costs.reading) == (1, 0)
 
 
 def test_a_thread_that_brings_a_tenth_is_left_to_others():

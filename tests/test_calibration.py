@@ -32,7 +32,7 @@ class Working(FakeDrafter):
         finally:
             self.working = False
 
-    def set_threads(self, threads):
+    def set_threads(self, threads, reading=0):
         self.threads = threads
 
 

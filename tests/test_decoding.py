@@ -269,7 +269,7 @@ def test_a_draft_that_stalls_goes_on_with_fewer_threads(decoder):
     class Stalling(FakeDrafter):
         threads = 8
 
-        def set_threads(self, threads):
+        def set_threads(self, threads, reading=0):
             self.threads = threads
 
     drafter = Stalling(delay=lambda: 6e-3 if drafter.threads > 4 else 1e-3)

@@ -70,6 +70,7 @@ class Costs:
     draft: Curve
     plain: float = 0.0
     threads: int = 1
+    reading: int = 0  # draft threads for prompts; 0 = as many
     sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
     shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
@@ -142,6 +143,7 @@ class Costs:
             "draft": {str(k): v for k, v in self.draft.seconds.items()},
             "sweep": {str(k): v for k, v in self.sweep.items()},
             "threads": self.threads,
+            "reading": self.reading,
             "plain": self.plain,
             "contention": self.contention,
             "shared": self.shared,
@@ -152,7 +154,8 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        return cls(Curve(target), Curve(draft), raw["plain"], raw["threads"], sweep, raw["contention"], raw["shared"])
+        plain = {name: raw[name] for name in ("plain", "threads", "reading", "contention", "shared")}
+        return cls(Curve(target), Curve(draft), sweep=sweep, **plain)
 
 
 class MeasuredTarget(Protocol):
@@ -166,7 +169,9 @@ class MeasuredDraft(Protocol):
 
     def measure(self, sizes: Iterable[int], threads: int) -> dict[int, float]: ...
 
-    def set_threads(self, threads: int) -> None: ...
+    def measure_reading(self, threads: Iterable[int]) -> dict[int, float]: ...
+
+    def set_threads(self, threads: int, reading: int = 0) -> None: ...
 
 
 def available_cores() -> int:
@@ -227,5 +232,7 @@ def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, tar
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
-    draft.set_threads(best)
-    return Costs(forwards, Curve(batches), threads=best, sweep=sweep, shared=target_on_cpu)
+        more = [] if target_on_cpu else sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})
+        reading = fewest(draft.measure_reading(more)) if more else 0
+    draft.set_threads(best, reading)
+    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, shared=target_on_cpu)

@@ -49,7 +49,7 @@ def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     request = Request(max_tokens=ROUNDS, decoder="alternating")
     rounds = decode(CONTEXT, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
     told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt
-    drafter.set_threads(costs.threads)
+    drafter.set_threads(costs.threads, costs.reading)
     if len(told) < ROUNDS / 4:  # the draft failed
         return 0.0
     beside, alone = ([r.ended - r.started for r in told if r.index % 2 == odd] for odd in (1, 0))

@@ -62,6 +62,7 @@ class LlamaDrafter(Drafter):
         self.candidates = candidates
         self.thread = ThreadPoolExecutor(1, "draft lane")
         self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)
+        self._threads = self._reading = threads
         self._trunk: list[int] = []
         self._root = _Entry(-1, -1, None)  # the trunk's last token
         self._tips: dict[int, _Entry] = {}  # sequence in use -> its deepest entry, least recently used first
@@ -78,7 +79,9 @@ class LlamaDrafter(Drafter):
         """Cache cells that hold a token."""
         return len(self._trunk) + self._drafted
 
-    def set_threads(self, threads: int) -> None:
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """reading: for prompts, which give more threads something to do; 0 = as many."""
+        self._threads, self._reading = threads, reading or threads
         self._llama.set_threads(threads)
 
     def close(self) -> None:
@@ -119,6 +122,18 @@ class LlamaDrafter(Drafter):
         self.set_threads(threads)
         context = [token % self._llama.vocabulary for token in range(context_length)]
         return {size: median(self._growth(context, size, repeats)) for size in sizes}
+
+    def measure_reading(self, threads: Iterable[int], length: int = 4 * CHUNK + 1) -> dict[int, float]:
+        """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""
+        return self.thread.submit(lambda: {n: min(self._read(n, length) for _ in range(2)) for n in threads}).result()
+
+    def _read(self, threads: int, length: int) -> float:
+        self.set_threads(self._threads, threads)
+        context = [token % self._llama.vocabulary for token in range(length)]
+        self._cut(0)
+        started = time.perf_counter()
+        self.expand(context, [Node(context[-1], None, length - 1)], Sampling(), never)
+        return time.perf_counter() - started
 
     def _growth(self, context: list[int], size: int, repeats: int) -> Iterator[float]:
         self._cut(0)
@@ -185,12 +200,15 @@ class LlamaDrafter(Drafter):
         if cancelled():
             raise Cancelled
         start = len(self._trunk)
+        self._llama.set_threads(self._reading)
         try:
             positions = range(start, start + len(tokens))
             self._llama.decode(tokens, positions, [(TRUNK,)] * len(tokens), cancelled=cancelled)
         except BaseException:
             self._llama.drop(TRUNK, start)
             raise
+        finally:
+            self._llama.set_threads(self._threads)
         self._trunk.extend(tokens)
         self._root = _Entry(tokens[-1], len(self._trunk) - 1, None)
 

@@ -104,7 +104,7 @@ class Engine:
         except (OSError, ValueError, KeyError):
             return None
         if costs and self.drafter:
-            self.drafter.set_threads(costs.threads)
+            self.drafter.set_threads(costs.threads, costs.reading)
         return costs
 
     def describe(self) -> dict[str, Any]:

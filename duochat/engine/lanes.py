@@ -69,8 +69,8 @@ class Drafter(Protocol):
         """
         ...
 
-    def set_threads(self, threads: int) -> None:
-        """Between calls: decode with so many threads."""
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """Between calls: decode with so many threads. reading: as many for the prompt, 0 = the same."""
         ...
 
     def interrupt(self) -> None:

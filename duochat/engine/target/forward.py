@@ -220,12 +220,12 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def __call__(self, key: Hashable, function: Callable[[], None]) -> None:
+    def __call__(self, key: Hashable, function: Callable[[], object]) -> None:
         if key not in self._graphs:
             self._graphs[key] = self._capture(function)
         self._graphs[key].replay()
 
-    def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The run before loads kernels, compiles, and allocates what lives outside the graph."""
         here = torch.cuda.current_stream()
         self._stream.wait_stream(here)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from duochat import DuoChatError
-from duochat.engine.target import memory, skinny, widened
+from duochat.engine.target import few_rows, memory, skinny, widened
 from duochat.engine.target.attention import NAME
 from duochat.engine.target.joining import join
 
@@ -66,6 +66,8 @@ def _assemble(
     products = "torch"
     if compile and model.device.type == "cpu" and skinny.swap(model):
         products = "skinny"
+    if compile and cuda and few_rows.swap(model):
+        products = "few rows"
     made = target(model, context_length, COMPILE if compile and cuda else (), cuda, reproducible)
     made.facts |= {"target_products": products, "target_quantize": plan.quantize, "target_notice": plan.note}
     return made

@@ -332,6 +332,17 @@ def test_a_long_batch_asks_whether_it_is_cancelled(draft, alone, rows):
     check(draft, alone, rows, context, [root_of(context)])
 
 
+def test_a_prompt_is_read_with_threads_of_its_own(draft, monkeypatch):
+    used = []
+    monkeypatch.setattr(draft._llama, "set_threads", used.append)
+    draft.set_threads(1, reading=3)
+    context = [token % VOCABULARY for token in range(200)]
+    draft.expand(context, [Node(context[-1], None, 199)], GREEDY, never)
+    assert used == [1, *[3, 1] * 3]  # three chunks
+    assert draft.measure_reading([2, 1]).keys() == {2, 1}
+    assert used[-1] == 1
+
+
 def test_interrupt_comes_from_another_thread(draft):
     """The flag is read by compiled code while this thread waits in it; an old interrupt does not count."""
     context = list(range(200))

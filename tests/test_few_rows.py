@@ -26,8 +26,9 @@ for count in (1, 3, 16, 17, 32):
 
 
 @pytest.fixture(autouse=True)
-def nothing_chosen(monkeypatch):
+def nothing_chosen(monkeypatch, tmp_path):
     monkeypatch.setattr(few_rows, "_chosen", {})
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
 
 
 def layers(dtype=torch.bfloat16):
@@ -68,6 +69,18 @@ def test_a_model_stays_as_it_is_where_the_kernel_is_slower_or_wrong(monkeypatch,
     assert all(type(layer) is torch.nn.Linear for layer in model)
 
 
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_choice_is_kept_for_the_next_start(monkeypatch, faster):
+    measured(monkeypatch, lambda rows: 1.0, lambda rows: 0.5 if faster else 1.5)
+    assert few_rows.swap(layers()) == faster
+    measured(monkeypatch, lambda rows: 1.0, lambda rows: 1.5 if faster else 0.5)
+    monkeypatch.setattr(few_rows, "_chosen", {})
+    assert few_rows.swap(layers()) == faster
+    few_rows._store(torch.device("cpu")).write_text("[[")  # damaged: measured again
+    monkeypatch.setattr(few_rows, "_chosen", {})
+    assert few_rows.swap(layers()) != faster
+
+
 def test_float32_is_left_alone(monkeypatch):
     measured(monkeypatch, library=lambda rows: 1.0, kernel=lambda rows: 0.5)
     assert not few_rows.swap(layers(torch.float32))
@@ -84,6 +97,7 @@ def test_a_tiling_takes_whole_tiles_only():
     assert tiling.fits(torch.empty(64, 256))
     assert not tiling.fits(torch.empty(72, 256))
     assert not tiling.fits(torch.empty(64, 200))
+    assert not tiling.fits(torch.empty(2**21, 1024, device="meta"))
 
 
 def test_a_tiling_that_fails_or_errs_is_not_used(monkeypatch):

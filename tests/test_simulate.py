@@ -181,21 +181,29 @@ def test_prediction_against_real_threads():
         assert abs(error) <= 0.25, (decoder, measured, error)
 
 
-def test_friction_is_measured_against_the_curves():
+@pytest.mark.parametrize(("seconds", "slower"), [(1.25 * D, 1.25), (0.9 * D, 1.0)])
+def test_friction_is_the_targets_as_calibrated_and_the_drafts_beside_it(seconds, slower):
     class Lane:
-        def __init__(self, seconds):
-            self.seconds = iter(seconds)
+        calls = 0
 
         def measure(self, sizes, *_):
+            self.calls += 1
             time.sleep(1e-3)
-            return {1: next(self.seconds)}
+            return {1: seconds}
 
-    target = Lane([8.0, 12.0])
-    drafter = Lane([1.0, *([1.25] * 100_000)])
-    found = simulate.friction(target, drafter, COSTS, 0.3)
+    class Drafter(Lane):
+        def measure(self, sizes, *_):
+            before, until = target.calls, time.monotonic() + 1
+            while target.calls == before and time.monotonic() < until:
+                time.sleep(1e-3)
+            assert target.calls > before  # at work
+            return super().measure(sizes)
+
+    target = Lane()
+    found = simulate.friction(target, Drafter(), replace(COSTS, contention=1 / 3), 0.3)
     assert found.target == pytest.approx(1.5)
+    assert found.draft == pytest.approx(slower)
     assert found.between_forwards == 0.3
-    assert found.draft == pytest.approx(1.25)
 
 
 def test_a_faster_card_and_more_cores_promise_more():

@@ -23,7 +23,10 @@
       actions.search = () => this.find();
       document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
       window.duochat.head(server);
-      if (innerWidth < 768) setTimeout(() => window.duochat.isOpen("side-bar") && window.duochat.toggle("side-bar"));
+      const narrow = matchMedia("(max-width: 767px)");
+      const shut = () => narrow.matches && window.duochat.isOpen("side-bar") && window.duochat.toggle("side-bar");
+      narrow.addEventListener("change", shut);
+      setTimeout(shut);
       this.refresh();
     }
 

@@ -58,7 +58,7 @@ class Recording:
 
     @property
     def stats(self) -> Stats:
-        return total(self.rounds)
+        return total(self.rounds, max((s.prompt_tokens for s in self.steps), default=0))
 
     @property
     def draft_texts(self) -> dict[int, str]:

@@ -11,11 +11,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
-from duochat.engine.budget import Costs
+from duochat.engine.budget import Costs, beside
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Answer, Candidates, Drafter, never
 from duochat.engine.rounds import Batch, Round
@@ -293,22 +292,10 @@ class Simulation:
 
 
 def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float = 2e-4) -> Friction:
-    """How much each lane slows the other down, measured for about a second."""
-    alone, seconds = drafter.measure((1,), costs.threads)[1], []
-    stop = Event()
-
-    def draft() -> None:
-        while not (stop.is_set() and seconds):
-            seconds.append(drafter.measure((1,), costs.threads)[1])
-
-    thread = Thread(target=draft, daemon=True)
-    quiet = target.measure((1,), 256)[1]
-    thread.start()
-    busy = target.measure((1,), 256)[1]
-    stop.set()
-    thread.join()
-    slower = sum(seconds) / len(seconds) / alone
-    return Friction(max(1.0, busy / quiet), max(1.0, slower), between_forwards)
+    """How much each lane slows the other down: the target as calibrated, the draft measured beside it now."""
+    with beside(lambda: target.measure((1,), 256)):
+        busy = drafter.measure((1,), costs.threads)[1]
+    return Friction(1 / (1 - costs.contention), max(1.0, busy / costs.draft.measured(1)), between_forwards)
 
 
 def rehearse(engine: Any, context: Sequence[int], max_tokens: int) -> Recording:

@@ -3,14 +3,17 @@
 A decode step multiplies a handful of rows with every weight, and takes as long as reading the weights. This kernel
 streams them through the tensor cores, several tiles ahead. All products of a 7B take 3.6 ms with it on an H200 where
 cuBLAS needs 4.0 (one row) and 3.9 (16 rows); from 64 rows on it is no faster. Which of the two multiplies is measured
-for each shape and number of rows when a model is loaded.
+for each shape and number of rows when a model is first loaded, and kept: another choice could round otherwise.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from torch.nn.functional import linear
 
 from duochat.engine.target.forward import Graphs
+from duochat.models import cache_dir
 
 TOLERANCE = 0.1  # of the spread of the products: the last place of a large bfloat16
 WIDTHS = (1, 2, 4, 8, 16, 32)  # rows
@@ -36,8 +40,9 @@ class Tiling:
     warps: int
 
     def fits(self, weight: torch.Tensor) -> bool:
-        """Whether whole tiles cover the weight: the kernel has no masks for it."""
-        return weight.shape[0] % self.outputs == 0 and weight.shape[1] % self.inputs == 0
+        """Whether whole tiles cover the weight (the kernel has no masks for it), and 32 bits its indices."""
+        whole = weight.shape[0] % self.outputs == 0 and weight.shape[1] % self.inputs == 0
+        return whole and weight.numel() < 2**31
 
 
 # Each is the fastest on an H200 for one of a 7B's shapes; a dozen others were not.
@@ -48,7 +53,7 @@ TILINGS = (
     Tiling(64, 128, 5, 4),
     Tiling(128, 128, 3, 8),
 )
-_chosen: dict[tuple[int, ...], Tiling] = {}  # (rows, outputs, inputs) -> where the kernel is faster
+_chosen: dict[tuple[int, ...], Tiling | None] = {}  # (rows, outputs, inputs) -> None: the library is faster
 
 
 @torch.library.custom_op("duochat::few_rows", mutates_args=())
@@ -127,13 +132,41 @@ def swap(model: torch.nn.Module) -> bool:
         for name, child in owner.named_children():
             if _takes(child):
                 places.setdefault(child.weight.shape, []).append((owner, name, child))
+    device = next(model.parameters()).device
+    _chosen.update(_kept(device))
     swapped = False
-    for alike in places.values():
-        if _choose([child.weight for *_, child in alike][:LAYERS]):
+    for shape, alike in places.items():
+        keys = [(width, *shape) for width in WIDTHS]
+        if not all(key in _chosen for key in keys):
+            _chosen.update(_choose([child.weight for *_, child in alike][:LAYERS]))
+            _keep(device)
+        if any(_chosen[key] for key in keys):
             swapped = True
             for owner, name, child in alike:
                 setattr(owner, name, FewRows(child))
     return swapped
+
+
+def _store(device: torch.device) -> Path:
+    """Where the choices for this card and these libraries are kept."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    about = hashlib.sha256(repr((card, torch.__version__, TILINGS)).encode()).hexdigest()[:16]
+    return cache_dir() / "kernels" / f"few-rows-{about}.json"
+
+
+def _kept(device: torch.device) -> dict[tuple[int, ...], Tiling | None]:
+    """The choices of earlier starts; none when they cannot be read."""
+    try:
+        rows = json.loads(_store(device).read_text())
+        return {tuple(key): Tiling(*tiling) if tiling else None for key, tiling in rows}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _keep(device: torch.device) -> None:
+    rows = [(key, tiling and astuple(tiling)) for key, tiling in _chosen.items()]
+    _store(device).parent.mkdir(parents=True, exist_ok=True)
+    _store(device).write_text(json.dumps(rows))
 
 
 def _takes(module: torch.nn.Module) -> bool:
@@ -143,17 +176,18 @@ def _takes(module: torch.nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _choose(weights: list[torch.Tensor]) -> bool:
-    """Note for each width which tiling is faster than the library for weights of this shape; False: none for any."""
-    keys = [(width, *weights[0].shape) for width in WIDTHS]
-    for key in keys:
-        rows = torch.randn(key[0], key[2], device=weights[0].device, dtype=weights[0].dtype)
-        best = FASTER * seconds(lambda weight, rows=rows: linear(rows, weight), weights)
+def _choose(weights: list[torch.Tensor]) -> dict[tuple[int, ...], Tiling | None]:
+    """For each width the tiling that is fastest for weights of this shape, None where the library is."""
+    found: dict[tuple[int, ...], Tiling | None] = {}
+    for width in WIDTHS:
+        rows = torch.randn(width, weights[0].shape[1], device=weights[0].device, dtype=weights[0].dtype)
+        best, chosen = FASTER * seconds(lambda weight, rows=rows: linear(rows, weight), weights), None
         for tiling in _usable(rows, weights[0]):
             took = seconds(lambda weight, rows=rows, tiling=tiling: product(rows, weight, tiling), weights)
             if took < best:
-                best, _chosen[key] = took, tiling
-    return any(key in _chosen for key in keys)
+                best, chosen = took, tiling
+        found[(width, *weights[0].shape)] = chosen
+    return found
 
 
 def _usable(rows: torch.Tensor, weight: torch.Tensor) -> Iterator[Tiling]:

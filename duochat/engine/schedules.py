@@ -249,6 +249,7 @@ class Best(Schedule):
     drafts = True
     SMALLEST = 2e-3  # reach below which a node is not worth a decode, though it costs the target nothing
     WORTH = 0.25  # tokens that a decoded node brings when the target reaches it; the rest come too late or are wrong
+    SHARED_WORTH = 0.1  # the same where both lanes share the cores
     PATIENCE = 0.3  # tokens that a wait gains for each expected token of the batch waited for
     BATCHES = (1, 2, 4, 8)
 
@@ -267,7 +268,8 @@ class Best(Schedule):
     @property
     def _smallest(self) -> float:
         """Reach of a node that brings as many tokens as the target loses while it is drafted."""
-        return max(self.SMALLEST, self.rate * self.costs.contention * self.costs.draft(1) / self.WORTH)
+        worth = self.SHARED_WORTH if self.costs.shared else self.WORTH
+        return max(self.SMALLEST, self.rate * self.costs.contention * self.costs.draft(1) / worth)
 
     def _batch(self, reaches: list[float]) -> int:
         """The batch size that gathers the most reach per second."""

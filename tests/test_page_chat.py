@@ -374,6 +374,13 @@ def test_an_emptied_number_keeps_its_value(page: Page) -> None:
     assert faults == []
 
 
+def test_the_side_bar_gives_way_when_the_window_shrinks(page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.wait_for_function("window.duochat.isOpen('side-bar')")
+    page.set_viewport_size({"width": 600, "height": 800})
+    page.wait_for_function("!window.duochat.isOpen('side-bar')")
+
+
 def test_390_pixels(browser: Browser, server: Server) -> None:
     """Nothing overflows on a telephone; picture, side bar and settings open over the chat."""
     context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)

@@ -1,9 +1,8 @@
 """Linear layers for few rows on a CUDA device: a Triton kernel where it is faster than the library's product.
 
 A decode step multiplies a handful of rows with every weight, and takes as long as reading the weights. This kernel
-streams them through the tensor cores, several tiles ahead. All products of a 7B take 3.6 ms with it on an H200 where
-cuBLAS needs 4.0 (one row) and 3.9 (16 rows); from 64 rows on it is no faster. Which of the two multiplies is measured
-for each shape and number of rows when a model is first loaded, and kept: another choice could round otherwise.
+streams them through the tensor cores, several tiles ahead. Which of the two multiplies is measured for each shape and
+number of rows when a model is first loaded, and kept: another choice could round otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,7 +44,6 @@ class Tiling:
         return whole and weight.numel() < 2**31
 
 
-# Each is the fastest on an H200 for one of a 7B's shapes; a dozen others were not.
 TILINGS = (
     Tiling(16, 512, 3, 2),
     Tiling(32, 128, 6, 4),
@@ -181,9 +179,9 @@ def _choose(weights: list[torch.Tensor]) -> dict[tuple[int, ...], Tiling | None]
     found: dict[tuple[int, ...], Tiling | None] = {}
     for width in WIDTHS:
         rows = torch.randn(width, weights[0].shape[1], device=weights[0].device, dtype=weights[0].dtype)
-        best, chosen = FASTER * seconds(lambda weight, rows=rows: linear(rows, weight), weights), None
+        best, chosen = FASTER * seconds(partial(linear, rows), weights), None
         for tiling in _usable(rows, weights[0]):
-            took = seconds(lambda weight, rows=rows, tiling=tiling: product(rows, weight, tiling), weights)
+            took = seconds(partial(product, rows, tiling=tiling), weights)
             if took < best:
                 best, chosen = took, tiling
         found[(width, *weights[0].shape)] = chosen

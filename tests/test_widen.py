@@ -1,10 +1,14 @@
 """A widened target computes what the small one computes."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat import DuoChatError
+from duochat.engine.target import TorchTarget, widened
 from duochat.engine.target.widened import Shape, widen
 
 
@@ -36,3 +40,15 @@ def test_same_logits(shape, tied):
 def test_a_target_that_is_too_large_is_refused():
     with pytest.raises(DuoChatError, match="larger"):
         widen(small(), Shape(16, 64, 3, 8, 8, 8), torch.device("cpu"), torch.float32)
+
+
+def test_a_widened_target_says_what_it_stands_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(widened.LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
+    small().save_pretrained(tmp_path / "small")
+    shutil.copytree(tmp_path / "small", tmp_path / "wide")
+    recipe = {"source": str(tmp_path / "small"), "like": "llama-2-7b"}
+    (tmp_path / "wide" / widened.RECIPE).write_text(json.dumps(recipe))
+    options = {"device": "cpu", "context_length": 64, "compile": False}
+    told = TorchTarget.load(tmp_path / "wide", **options).describe()
+    assert "llama-2-7b (cost-faithful)" in told["target"]
+    assert "target" not in TorchTarget.load(tmp_path / "small", **options).describe()

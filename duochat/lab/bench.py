@@ -16,6 +16,7 @@ from duochat import DuoChatError, config, terminal
 from duochat.engine.budget import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
 from duochat.engine.sampling import Sampling
+from duochat.engine.target import widened
 from duochat.lab import goals, hardware, machine, report, simulate, tasks
 from duochat.lab.ablations import variants
 from duochat.lab.contest import Bench, Plan
@@ -226,14 +227,8 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
         "repeat": args.repeat,
         "decoders": list(names),
         "ablations": args.ablate,
-        "cost_faithful": cost_faithful(Path(settings.target)),
+        "cost_faithful": widened.like(Path(settings.target)),
     }
-
-
-def cost_faithful(target: Path) -> str:
-    """What a widened target is like, such as "llama-2-7b": its timings are of that size, its texts are not."""
-    recipe = target / "widen.json"
-    return json.loads(recipe.read_text(encoding="utf-8"))["like"] if recipe.is_file() else ""
 
 
 # ---------------------------------------------------------------- files

@@ -33,12 +33,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("--name", default="", help="what to call the target, such as what a widened one stands for")
     args = parser.parse_args()
     options = Options(decoder=args.decoder, temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
     made = recorded(args.prompt, options, config.load(args.config))
-    if args.name:
-        made = replace(made, hardware={**made.hardware, "target": args.name})
     args.file.write_text("\n".join(made.lines()) + "\n", "utf-8")
     print(f"{args.file}: {made.stats.to_dict()}")
 

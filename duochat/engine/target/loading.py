@@ -46,6 +46,8 @@ def load(
         model = read(folder, place, kind, plan)
         made = _assemble(target, model, length, compile, reproducible, plan)
         made.prompt_threads = prompt_threads if place.type == "cpu" else 0
+        if shape := widened.like(folder):
+            made.facts["target"] = f"a small target with the shape of {shape} (cost-faithful)"
         return made
     except RuntimeError as fault:
         if memory.ran_out(fault):

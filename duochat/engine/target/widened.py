@@ -45,6 +45,11 @@ def is_recipe(folder: Path) -> bool:
     return (folder / RECIPE).is_file()
 
 
+def like(folder: Path) -> str:
+    """What a widened target stands for, such as "llama-2-7b": its timings are of that size, its texts are not."""
+    return json.loads((folder / RECIPE).read_text())["like"] if is_recipe(folder) else ""
+
+
 def config(folder: Path) -> Any:
     """The configuration of the widened model of a recipe's folder."""
     from transformers import AutoConfig

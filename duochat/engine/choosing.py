@@ -1,14 +1,22 @@
 """From one row of draft logits to a few ranked candidates. Pure, and quick: it runs once a drafted node.
 
-Sorting or exponentiating a whole vocabulary costs as much as a small draft's forward pass. So tokens far below the
-best one are cut first, by comparison alone, and all the rest works on what is left. Right after a forward pass the
-processor's caches hold none of this code: what counts is the number of different NumPy kernels, more than their work.
+Sorting or exponentiating a whole vocabulary costs as much as a small draft's forward pass. `choosing.c` reads the row
+twice and keeps a few. For top-k, top-p, and where there is no C compiler, NumPy does it: tokens far below the best one
+are cut first, by comparison alone, and all the rest works on what is left. Right after a forward pass the processor's
+caches hold none of this code: what counts is the number of different NumPy kernels, more than their work.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 
+from duochat.engine import native
 from duochat.engine.lanes import Candidates
 from duochat.engine.sampling import Sampling, key, uniform
 
@@ -25,9 +33,67 @@ def choose(
 ) -> Candidates:
     """The best `count` tokens for `position` by logits/T + shared noise; row: float32 logits, not changed.
 
-    names: the token of each logit; None = its index. Probabilities are the softmax of the scores; at T > 0 over the
-    tokens that passed the cut and the filters.
+    names: the token of each logit, int64; None = its index. Probabilities are the softmax of the scores; at T > 0 over
+    the tokens that passed the cut and the filters.
     """
+    if (kernel := _kernel()) and sampling.top_k == 0 and sampling.top_p == 1:
+        return _by_kernel(kernel, row, position, sampling, count, names)
+    return by_numpy(row, position, sampling, count, names)
+
+
+@cache
+def _kernel() -> Callable[..., int] | None:
+    library = native.library(Path(__file__).with_suffix(".c"), "-ffast-math")
+    if library is None:
+        return None
+    pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+    library.choose.argtypes = [
+        *(pointer, number, pointer, real, number, ctypes.c_uint32, real, number, pointer, pointer)
+    ]
+    return library.choose
+
+
+def _by_kernel(
+    kernel: Callable[..., int],
+    row: np.ndarray,
+    position: int,
+    sampling: Sampling,
+    count: int,
+    names: np.ndarray | None,
+) -> Candidates:
+    tokens, probs = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
+    noisy = sampling.temperature > 0
+    found = kernel(
+        _address(row),
+        len(row),
+        None if names is None else _address(names),
+        1 / sampling.temperature if noisy else 1.0,
+        noisy,
+        key(sampling.seed, position) if noisy else 0,
+        _reach(sampling),
+        count,
+        tokens,
+        probs,
+    )
+    return Candidates(tuple(tokens[:found]), tuple(probs[:found]))
+
+
+def _address(array: np.ndarray) -> int:
+    """Quicker than the array's own `ctypes`, which is Python."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))
+
+
+def _reach(sampling: Sampling) -> float:
+    """min-p, which stands before the noise, is a cut nearer to the best."""
+    if sampling.temperature == 0:
+        return REACH
+    return min(NOISY_REACH, -math.log(sampling.min_p)) if sampling.min_p > 0 else NOISY_REACH
+
+
+def by_numpy(
+    row: np.ndarray, position: int, sampling: Sampling, count: int, names: np.ndarray | None = None
+) -> Candidates:
+    """`choose` without the kernel."""
     if sampling.temperature == 0:
         top = np.maximum.reduce(row)
         tokens = (row >= top - REACH).nonzero()[0]

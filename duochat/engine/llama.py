@@ -18,12 +18,14 @@ import numpy as np
 import psutil
 
 from duochat import DuoChatError
+from duochat.engine.budget import available_cores
 from duochat.engine.lanes import Cancelled
 from duochat.models.trim import Trimmed, trim
 
 SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits for each
 BATCH = 512  # tokens of one decode at most
 OUTPUTS = SEQUENCES  # logit rows of one decode; llama.cpp aborts when fewer than sequences
+MANY_CORES = 8  # from here on the attention is one fused step: fewer barriers between threads, but slower arithmetic
 
 _FAULTS = {
     1: "The conversation is longer than the draft's cache: raise context_length.",
@@ -120,7 +122,7 @@ class Llama:
 
 
 class _Batch:
-    """A llama_batch over arrays of our own. Assigning to slices of ctypes arrays is quicker than to NumPy's.
+    """A llama_batch over arrays of our own. Most batches are of a token or two: single assignments are quickest.
 
     With an embedding (float16, vocabulary x width) the model gets its rows in place of token ids.
     """
@@ -128,17 +130,15 @@ class _Batch:
     def __init__(self, embedding: np.ndarray | None) -> None:
         ints = ctypes.c_int32 * BATCH
         self.tokens, self.positions, self.counts = ints(), ints(), ints()
-        self.sequences = ((ctypes.c_int32 * SEQUENCES) * BATCH)()
-        self.rows = (ctypes.POINTER(ctypes.c_int32) * BATCH)(
-            *(ctypes.cast(row, ctypes.POINTER(ctypes.c_int32)) for row in self.sequences)
-        )
+        self.sequences = [(ctypes.c_int32 * SEQUENCES)() for _ in range(BATCH)]
+        rows = (ctypes.POINTER(ctypes.c_int32) * BATCH)(*self.sequences)
         self.outputs = (ctypes.c_int8 * BATCH)()
         self.embedding, self.vectors, pointer = embedding, None, None
         if embedding is not None:
             self.vectors = np.empty((BATCH, embedding.shape[1]), np.float32)
             pointer = self.vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         ids = self.tokens if embedding is None else None
-        self.struct = llama_cpp.llama_batch(0, ids, pointer, self.positions, self.counts, self.rows, self.outputs)
+        self.struct = llama_cpp.llama_batch(0, ids, pointer, self.positions, self.counts, rows, self.outputs)
 
     def fill(
         self,
@@ -147,16 +147,14 @@ class _Batch:
         sequences: Sequence[Sequence[int]],
         outputs: Iterable[int],
     ) -> None:
-        n = self.struct.n_tokens = len(tokens)
-        if self.embedding is None:
-            self.tokens[:n] = tokens
-        else:
-            self.vectors[:n] = self.embedding[list(tokens)]
-        self.positions[:n] = positions
-        self.counts[:n] = [len(own) for own in sequences]
-        for row, own in zip(self.sequences, sequences, strict=False):
-            row[: len(own)] = own
-        self.outputs[:n] = bytes(n)
+        self.struct.n_tokens = len(tokens)
+        for i, (token, position, own) in enumerate(zip(tokens, positions, sequences, strict=True)):
+            if self.embedding is None:
+                self.tokens[i] = token
+            else:
+                self.vectors[i] = self.embedding[token]
+            self.positions[i], self.counts[i], self.outputs[i] = position, len(own), 0
+            self.sequences[i][: len(own)] = own
         for row in outputs:
             self.outputs[row] = 1
 
@@ -243,7 +241,7 @@ def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
     params.n_outputs_max = OUTPUTS
     params.n_outputs_max_per_seq = 0
     params.n_threads = params.n_threads_batch = threads
-    params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED  # slower on CPUs from some 500 tokens on
+    params.flash_attn_type = int(available_cores() >= MANY_CORES)  # enabled or disabled
     params.kv_unified = params.swa_full = params.no_perf = True
     params.offload_kqv = params.op_offload = False
     context = llama_cpp.llama_init_from_model(model, params)

@@ -98,6 +98,8 @@ class Outcome:
 class Tree:
     """The tree of one request. Not thread-safe: the lanes share a lock."""
 
+    LEAST = 0.004  # a less probable candidate is not worth a row of the target's forward anywhere below the root
+
     def __init__(
         self,
         context: Sequence[int],
@@ -128,7 +130,10 @@ class Tree:
         return list(found)
 
     def grow(self, node: Node, candidates: Candidates) -> None:
-        """The draft has decoded `node`: hang its candidates below it. A node that left the tree is only counted."""
+        """The draft has decoded `node`: hang its candidates below it, but for hopeless ones.
+
+        A node that left the tree is only counted.
+        """
         self.claim(node)
         node.expanded = True
         alive = node.below(self.root)
@@ -136,7 +141,7 @@ class Tree:
         for rank, (token, prob) in enumerate(zip(candidates.tokens, candidates.probs, strict=True), 1):
             if token in known:
                 self._agree(known[token], rank, prob, alive)
-            else:
+            elif prob >= self.LEAST or rank == 1:
                 self._hang(Node(token, node, node.position + 1, prob=prob, rank=rank), alive)
 
     def _agree(self, child: Node, rank: int, prob: float, alive: bool = True) -> None:

@@ -7,22 +7,16 @@ core 8 rows cost them 2.5 times as much as 1 row, this kernel 1.3 times. Without
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import platformdirs
 import torch
+
+from duochat.engine import native
 
 SOURCE = Path(__file__).with_name("skinny.c")
 PANEL = 8  # as in the source
-THREADING = (["-fopenmp"], [])  # tried in this order
 
 
 class SkinnyLinear(torch.nn.Module):
@@ -60,51 +54,13 @@ def swap(model: torch.nn.Module) -> bool:
 
 @cache
 def build() -> Callable[..., None] | None:
-    """The kernel, from the user's cache or compiled now (about a second); None without a compiler that can."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if not compiler:
+    """The kernel; None without a compiler that can."""
+    made = native.library(SOURCE, threading=True, beside=torch.__version__)
+    if made is None:
         return None
-    identity = f"{SOURCE.read_text()}{compiler}{_processor()}{torch.__version__}"
-    library = Path(platformdirs.user_cache_dir("duochat")) / "kernels"
-    library = library / f"skinny-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    try:
-        if not library.is_file():
-            _compile(compiler, library)
-        return _load(library)
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _compile(compiler: str, library: Path) -> None:
-    """Under its final name only when it can be loaded.
-
-    Linked without OpenMP: its symbols come from the library that torch has loaded, so both share one pool of threads.
-    """
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        object_file, made = Path(folder) / "skinny.o", Path(folder) / library.name
-        for threading in THREADING:
-            try:
-                _run(compiler, "-O3", "-march=native", "-fPIC", *threading, "-c", SOURCE, "-o", object_file)
-                _run(compiler, "-shared", object_file, "-o", made)
-                _load(made)
-            except (OSError, subprocess.SubprocessError):
-                if threading == THREADING[-1]:
-                    raise
-            else:
-                os.replace(made, library)
-                return
-
-
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)
-
-
-def _load(library: Path) -> Callable[..., None]:
-    kernel = ctypes.CDLL(str(library)).skinny
-    kernel.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int] * 4
-    kernel.restype = None
-    return kernel
+    made.skinny.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int] * 4
+    made.skinny.restype = None
+    return made.skinny
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
@@ -112,12 +68,3 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
     spare = -weight.shape[0] % PANEL
     weight = torch.nn.functional.pad(weight, (0, 0, 0, spare))
     return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
-
-
-def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by unlike machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() + platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

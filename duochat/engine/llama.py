@@ -241,7 +241,10 @@ def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
     params.n_outputs_max = OUTPUTS
     params.n_outputs_max_per_seq = 0
     params.n_threads = params.n_threads_batch = threads
-    params.flash_attn_type = int(available_cores() >= MANY_CORES)  # enabled or disabled
+    fused = available_cores() >= MANY_CORES
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if fused else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
     params.kv_unified = params.swa_full = params.no_perf = True
     params.offload_kqv = params.op_offload = False
     context = llama_cpp.llama_init_from_model(model, params)

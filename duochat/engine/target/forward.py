@@ -16,13 +16,14 @@ import torch
 
 from duochat import DuoChatError
 from duochat.engine.sampling import Sampling
-from duochat.engine.target import choose
-from duochat.engine.target.attention import NAME, SPLIT, grouped
+from duochat.engine.target import choose, tree_attention
+from duochat.engine.target.attention import FEW, NAME, SPLIT, grouped
 from duochat.engine.target.cache import SPARE, SlotCache
 from duochat.engine.target.compiling import compile_layers, undo
 from duochat.engine.target.memo import Memo
 from duochat.engine.target.rows import Rows
-from duochat.engine.target.shapes import MOST_ROWS, PREFILL_WIDTHS, Shape
+from duochat.engine.target.shapes import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Shape
+from duochat.engine.target.tree_attention import TREE
 
 TOLERANCE = 0.3  # of the logits' spread: what bfloat16 may round, and far less than a fault changes
 
@@ -68,9 +69,7 @@ class Forward:
         """
         wanted = self._trial()
         if self.device.type == "cuda" and self.model.config._attn_implementation == NAME:
-            self.model.set_attn_implementation(SPLIT)
-            if not self._works(wanted, "Attention in stretches"):
-                self.model.set_attn_implementation(NAME)
+            self._take_attention(wanted)
         for extent in compile:
             compile_layers(self.model, self.cache, self._cache_name, extent == "whole")
             if self._works(wanted, f"Compiled layers ({extent})"):
@@ -82,13 +81,22 @@ class Forward:
             self.graphs = self._works(wanted, "CUDA graphs")
             self._play = self._play if self.graphs else _call
 
+    def _take_attention(self, wanted: list[torch.Tensor]) -> None:
+        """The fastest attention function that works here."""
+        kernel = {TREE: "The attention kernel"} if tree_attention.available() else {}
+        for name, label in (kernel | {SPLIT: "Attention in stretches"}).items():
+            self.model.set_attn_implementation(name)
+            if self._works(wanted, label):
+                return
+        self.model.set_attn_implementation(NAME)
+
     def _works(self, wanted: list[torch.Tensor], label: str) -> bool:
         """Whether the way that is on gives the logits wanted, up to rounding."""
         try:
             got = self._trial()
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, ImportError, OSError, AssertionError) as fault:
+        except Exception as fault:  # noqa: BLE001 (compilers raise their own)
             self.notes.append(f"{label} failed: {_first_line(fault)}")
             return False
         off = max(float((a - b).abs().max() / a.std()) for a, b in zip(wanted, got, strict=True))
@@ -97,14 +105,21 @@ class Forward:
         return off < TOLERANCE
 
     def _trial(self) -> list[torch.Tensor]:
-        """Logits of a forward with one row and one with two."""
+        """Logits of forwards with one row and with two; on CUDA with as many as attention calls few, too."""
         logits = []
-        for width in (1, 2):
+        for width in self._tried():
             rows = Rows(range(1, 1 + width), (), 0, range(width))
             shape = Shape(width, width, min(256, self.cache.capacity))
             self._start(rows, shape, Memo(self.cache.capacity), Sampling())
-            logits.append(self._logits[:width].clone())
+            logits.append(self._logits[:width][-2:].clone())
         return logits
+
+    def _tried(self) -> list[int]:
+        """Numbers of rows that different code serves."""
+        if self.device.type != "cuda":
+            return [1, 2]
+        few = min(FEW * self.config.num_key_value_heads // self.config.num_attention_heads, self.cache.capacity)
+        return [1, 2, max(width for width in WIDTHS if width <= max(few, 2))]
 
     @torch.no_grad()
     def fill(self, rows: Rows, shape: Shape, memo: Memo) -> None:

@@ -8,19 +8,23 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch._dynamo.utils import counters
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
-from duochat.engine.sampling import Sampling, gumbel
-from duochat.engine.target import TorchTarget, choose, forward
+from duochat.engine.sampling import Sampling, gumbel, key
+from duochat.engine.target import TorchTarget, choose, forward, fused, masks
 from duochat.engine.target.attention import EXACT, NAME, PRODUCTS, SPLIT, by_products, exactly
 from duochat.engine.target.compiling import compile_layers
 from duochat.engine.target.joining import join
 from duochat.engine.target.memo import Memo
+from duochat.engine.target.rows import Rows, parameters
+from duochat.engine.target.shapes import Shape
 
 torch.set_num_threads(1)
 VOCAB = 97
 GREEDY = Sampling()
+ASKED = ("token", "parent", "key", "parameters")
 FAMILIES = {
     "llama": ("Llama", {}),
     "qwen2": ("Qwen2", {}),
@@ -106,7 +110,7 @@ def test_memo_fuzz(family, fixed):
         context = context + rng.choice(paths(tree)) + [rng.randrange(VOCAB)]
         if rng.random() < 0.3:
             context = context[: rng.randrange(1, len(context))] + tokens(rng.randrange(4), rng.randrange(99))
-        assert target._memo.used.sum() == len(target._memo.tokens) == len(set(target._memo.slots))
+        assert target._memo.used.bit_count() == len(target._memo.tokens) == len(set(target._memo.slots))
 
 
 def test_an_accepted_path_is_not_computed_again():
@@ -165,19 +169,10 @@ def test_a_rows_noise_belongs_to_the_position_after_it():
 
 def ask(rows: int, sampling: Sampling, token: int = 0) -> choose.Ask:
     from duochat.engine.sampling import keys
-    from duochat.engine.target.rows import parameters
 
-    numbers = torch.from_numpy(parameters(sampling))
-    scale, _, top_p, floor = numbers.view(torch.float32)
-    return choose.Ask(
-        token=torch.full((rows,), token),
-        parent=torch.arange(rows),
-        key=torch.from_numpy(keys(sampling.seed, np.arange(rows))),
-        scale=scale,
-        top_k=numbers[1],
-        top_p=top_p,
-        floor=floor,
-    )
+    noise = torch.from_numpy(keys(sampling.seed, np.arange(rows)))
+    numbers = torch.frombuffer(bytearray(parameters(sampling)), dtype=torch.int32)
+    return choose.Ask.of(torch.full((rows,), token), torch.arange(rows), noise, numbers)
 
 
 def filtered(logits: np.ndarray, s: Sampling) -> np.ndarray:
@@ -236,6 +231,132 @@ def test_memo_reuses_the_slots_of_dead_branches():
     assert memo.free(3) == [1, 2, 3]
 
 
+def test_memo_knows_its_highest_and_lowest_slots():
+    memo = Memo(100)
+    assert (memo.highest, memo.free(2)) == (-1, [0, 1])
+    memo.commit([1, 2, 3, 4], [5, 0, 70, 1])
+    assert (memo.highest, memo.free(5)) == (70, [2, 3, 4, 6, 7])
+    assert memo.match([1, 2, 3, 9, 9]) == 3  # slot 1 is free again
+    assert (memo.highest, memo.free(2)) == (70, [1, 2])
+    memo.remember([(8, -1), (9, 0), (8, 1)], [1, 2, 3])
+    assert memo.match([1, 2, 3, 8, 9, 7]) == 5
+    assert memo.slots == [5, 0, 70, 1, 2]
+    assert memo.match([1, 2, 3, 8, 9, 8, 7]) == 5  # a tree lasts until the next match
+    assert memo.match([1, 2]) == 1
+    assert (memo.highest, memo.free(2)) == (5, [0, 1])
+    memo.forget()
+    assert (memo.highest, memo.tokens, memo.free(1)) == (-1, [], [0])
+    with pytest.raises(AssertionError, match="smaller"):
+        memo.free(101)
+
+
+@pytest.mark.parametrize("width", [1, 4, 32, 64, 128])
+def test_packed_rows_say_what_each_row_sees(width):
+    """Against sets of slots, on random trees and memos."""
+    rng, sampling = random.Random(width), Sampling(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1, seed=2**40 + 1)
+    for _ in range(20):
+        memo, tail = Memo(256), tokens(rng.randrange(1, width + 1))
+        memo.commit(held := tokens(rng.randrange(100)), rng.sample(range(192), len(held)))
+        tree = random_tree(rng.randrange(width - len(tail) + 1), rng)
+        rows = Rows(tail, tree, len(held), memo.free(len(tail) + len(tree)))
+        kept = rng.choice([width, len(tree) + 1])
+        at = packed(rows, shape := Shape(width, kept, 256), memo, sampling)
+        pad, root = width - len(rows), width - len(tree) - 1
+        seen = masks.visible(at["committed"], at["ancestors"].view(width, -1), at["slot"], shape.span)
+        lines = [tail[: i + 1] for i in range(len(tail))] + [tail + path for path in paths(tree)[1:]]
+        slots = [rows.slots[: i + 1] for i in range(len(tail))]
+        for i, (_, parent) in enumerate(tree):
+            slots.append([*slots[len(tail) + parent], rows.slots[len(tail) + i]])
+        for row, (line, own) in enumerate(zip(lines, slots, strict=True), pad):
+            assert set(seen[row].nonzero()[:, 0].tolist()) == {*memo.slots, *own}
+            assert (at["token"][row], at["position"][row]) == (line[-1], len(held) + len(line) - 1)
+            assert at["key"][row] == key(sampling.seed, len(held) + len(line))
+        assert at["slot"].tolist() == [256] * pad + rows.slots
+        assert (at["parent"][root + 1 :] + width - kept).tolist() == [root + 1 + parent for _, parent in tree]
+        asked = choose.Ask.of(at["token"], at["parent"], at["key"], at["parameters"])
+        assert [float(x) for x in asked[3:]] == pytest.approx([2, 3, 0.5, np.log(0.1)])
+
+
+def packed(rows: Rows, shape: Shape, memo: Memo, sampling: Sampling, into=None) -> dict[str, torch.Tensor]:
+    whole = torch.full((shape.length,), -1, dtype=torch.int32) if into is None else into
+    rows.pack(shape, memo, sampling, memoryview(whole.numpy()).cast("B"))
+    return {name: whole[section] for name, section in shape.sections().items()}
+
+
+def test_the_smallest_temperature_can_be_packed():
+    assert len(parameters(Sampling(temperature=5e-324))) == len(parameters(Sampling(temperature=1e-39))) == 16
+
+
+@pytest.mark.parametrize("count", [96, 97])
+def test_the_first_of_equal_tokens_wins(count):
+    """Whether a row can be cut into stretches or not."""
+    logits = torch.randint(3, (50, count), generator=torch.Generator().manual_seed(1)).float()
+    token, prob, own, _ = choose.greedy(logits, ask(50, GREEDY, token=2))
+    assert token.tolist() == logits.numpy().argmax(-1).tolist()
+    assert torch.allclose(prob, logits.softmax(-1).amax(-1))
+    assert torch.allclose(own, logits.softmax(-1)[:, 2])
+
+
+@pytest.mark.slow
+def test_compiled_masks_and_choices_are_the_plain_ones():
+    """At any number of rows and slots, with two compilations of each: for one row, and for more."""
+    torch._dynamo.reset()
+    counters.clear()
+    config, whole, scores = build("gemma2")[1].config, torch.zeros(4096, dtype=torch.int32), torch.zeros(64, 640)
+    places = torch.randint(90, (4096,), dtype=torch.int32)
+    mask, told = fused.mask_builder(), fused.teller()
+    rest = {"full_attention": None, "sliding_attention": 9}, config, torch.float32
+    assert fused.check_masks(mask, whole, places, *rest)
+    assert fused.check_choices(told, whole, scores[:3].random_(5))
+    assert counters["stats"]["unique_graphs"] == 6
+    rng = random.Random(3)
+    for width, span in ((1, 256), (2, 512), (4, 4096), (16, 256), (32, 1024), (1, 1024), (64, 256)):
+        memo = Memo(span)
+        memo.commit(held := tokens(60), rng.sample(range(200), len(held)))
+        rows = Rows([1], random_tree(width - 1, rng), 60, memo.free(width))
+        at = packed(rows, Shape(width, width, span), memo, Sampling(temperature=0.7), whole)
+        at["ancestors"] = at["ancestors"].view(width, -1)
+        wanted, got = (way(at, places[:span], *rest) for way in (masks.build, mask))
+        assert all(torch.equal(wanted[kind], got[kind]) for kind in wanted)
+        logits, question = scores[:width].random_(5), choose.Ask.of(*(at[n] for n in ASKED))
+        for way in (choose.greedy, choose.noise, choose.nucleus):
+            wanted, got = (tell(way, logits, question) for tell in (choose.told, told))
+            assert torch.equal(wanted[0], got[0])
+            assert torch.allclose(wanted, got, rtol=1e-4)
+    assert counters["stats"]["unique_graphs"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
+def test_compiled_ends_serve_all_widths_and_spans(family):
+    torch._dynamo.reset()
+    reference, model = build(family)
+    target, context, rng = TorchTarget(model, 400), tokens(60), random.Random(2)
+    target._forward.fuse(backend="aot_eager")
+    assert not target._forward.notes
+    counters.clear()
+    for size, more in ((0, 60), (3, 70), (9, 1), (0, 60), (0, 1), (5, 1), (0, 1)):
+        tree = random_tree(size, rng)
+        check(target.verify(context, tree, GREEDY), reference, context, tree)
+        context = context + tokens(more, size)
+    assert not counters["stats"]["unique_graphs"]
+
+
+def test_ends_that_cannot_be_compiled_stay_plain(monkeypatch):
+    reference, model = build()
+
+    def broken(*_, **__):
+        raise RuntimeError("no compiler here\nand more")
+
+    monkeypatch.setattr(fused, "mask_builder", lambda: lambda *given: {"": masks.build(*given)[""] * 0})
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    target = TorchTarget(model, 256)
+    target._forward.fuse()
+    failed = [note.partition(": ")[2] for note in target._forward.notes]
+    assert failed == ["other masks"] + 3 * ["no compiler here"]
+    check(target.verify(tokens(9), [(1, -1)], GREEDY), reference, tokens(9), [(1, -1)])
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_joined_projections(family):
     reference, model = build(family)
@@ -255,8 +376,6 @@ def test_other_attention_functions(family, attention):
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False])
 def test_one_compilation_serves_all_layers_widths_and_spans(whole):
-    from torch._dynamo.utils import counters
-
     torch._dynamo.reset()
     counters.clear()
     reference, model = build(num_hidden_layers=5)
@@ -279,6 +398,7 @@ def test_what_cannot_be_compiled_runs_plainly(monkeypatch):
 
     monkeypatch.setattr(type(model.model.layers[0]), "compile", lambda self: setattr(self, "forward", broken))
     monkeypatch.setattr(forward, "undo", lambda model: [vars(w.layer).pop("forward") for w in model.model.layers])
+    monkeypatch.setattr(forward.Forward, "fuse", lambda self: None)
     target = TorchTarget(model, 256, compile=("whole",))
     assert target.describe()["target_compiled_layers"] == "off"
     assert target.describe()["target_notes"] == ["Compiled layers (whole) failed: no compiler here"]
@@ -289,6 +409,7 @@ def test_a_way_with_other_logits_is_refused(monkeypatch):
     _, model = build()
     monkeypatch.setattr(forward, "compile_layers", lambda model, *_: model.lm_head.weight.data.normal_())
     monkeypatch.setattr(forward, "undo", lambda model: None)
+    monkeypatch.setattr(forward.Forward, "fuse", lambda self: None)
     target = TorchTarget(model, 256, compile=("whole",))
     assert target.describe()["target_compiled_layers"] == "off"
     assert "other logits" in target.describe()["target_notes"][0]

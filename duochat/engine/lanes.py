@@ -45,7 +45,7 @@ class Answer:
     tokens: Sequence[int]  # the target's own token at each row
     probs: Sequence[float]  # its probability (temperature and filters applied, noise apart), n + 1
     node_probs: Sequence[float]  # the target's probability of each node's token, n
-    transfer: float = 0.0  # seconds spent bringing the answer to the host
+    transfer: float = 0.0  # seconds spent bringing the answer to the host, once the device was done
 
 
 class Drafter(Protocol):

@@ -252,17 +252,10 @@ def _sampling(device: torch.device) -> Iterator[Outcome]:
 def ask(rows: int, sampling: Sampling, device: torch.device | str) -> choose.Ask:
     from duochat.engine.target.rows import parameters
 
-    numbers = torch.from_numpy(parameters(sampling)).to(device)
-    scale, _, top_p, floor = numbers.view(torch.float32)
-    return choose.Ask(
-        token=torch.arange(rows, device=device),
-        parent=torch.arange(rows, device=device),
-        key=torch.from_numpy(keys(sampling.seed, np.arange(rows))).to(device),
-        scale=scale,
-        top_k=numbers[1],
-        top_p=top_p,
-        floor=floor,
-    )
+    each = torch.arange(rows, device=device)
+    noise = torch.from_numpy(keys(sampling.seed, np.arange(rows))).to(device)
+    numbers = torch.frombuffer(bytearray(parameters(sampling)), dtype=torch.int32)
+    return choose.Ask.of(each, each, noise, numbers.to(device))
 
 
 def _waiting(device: torch.device) -> Iterator[Outcome]:

@@ -7,17 +7,18 @@ Three ways, so that greedy pays for nothing: `greedy`; `noise` (no filter but mi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
 
 import torch
 
 from duochat.engine.sampling import Sampling, uniform
 
 CANDIDATES = 256
+STRETCHES = 64  # of a row, where its length allows it
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """What sampling needs beside the logits. Rows of width n; parameters are 0-dimensional tensors."""
 
     token: torch.Tensor  # (n,) each row's own token
@@ -28,15 +29,22 @@ class Ask:
     top_p: torch.Tensor
     floor: torch.Tensor  # log(min_p)
 
+    @classmethod
+    def of(cls, token: torch.Tensor, parent: torch.Tensor, key: torch.Tensor, parameters: torch.Tensor) -> Ask:
+        """parameters: int32, as `rows.parameters` packs them."""
+        scale, _, top_p, floor = parameters.view(torch.float32)
+        return cls(token, parent, key, scale, parameters[1], top_p, floor)
+
 
 Choice = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """(token, its probability, probability of the row's own token after its parent row, was the answer complete)."""
+Way = Callable[[torch.Tensor, Ask], Choice]
 
 
 def greedy(logits: torch.Tensor, ask: Ask) -> Choice:
     """logits: (n, vocabulary) float32. Probabilities are those at temperature 1."""
-    best, token = logits.max(-1)
-    total = logits.logsumexp(-1)
+    best, token = _best(logits)
+    total = _total(logits)
     own = logits[ask.parent, ask.token]
     return token, (best - total).exp(), (own - total[ask.parent]).exp(), torch.ones_like(best)
 
@@ -47,8 +55,8 @@ def noise(logits: torch.Tensor, ask: Ask) -> Choice:
     floor = scaled.amax(-1, keepdim=True) + ask.floor
     scaled = scaled.masked_fill(scaled < floor, -torch.inf)
     tokens = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
-    token = (scaled + _gumbel(tokens, ask.key[:, None])).argmax(-1)
-    total = scaled.logsumexp(-1)
+    _, token = _best(scaled + _gumbel(tokens, ask.key[:, None]))
+    total = _total(scaled)
     won = scaled.gather(-1, token[:, None])[:, 0]
     own = scaled[ask.parent, ask.token]
     return token, (won - total).exp(), (own - total[ask.parent]).exp(), torch.ones_like(won)
@@ -79,7 +87,12 @@ def everything(logits: torch.Tensor, ask: Ask) -> Choice:
     return nucleus(logits, ask, logits.shape[-1])
 
 
-def way(sampling: Sampling) -> Callable[[torch.Tensor, Ask], Choice]:
+def told(way: Way, logits: torch.Tensor, ask: Ask) -> torch.Tensor:
+    """A choice as one tensor (4, n) of float32, which holds a token's number exactly."""
+    return torch.stack([part.float() for part in way(logits, ask)])
+
+
+def way(sampling: Sampling) -> Way:
     """The cheapest function that is right for these settings."""
     if sampling.temperature == 0:
         return greedy
@@ -88,3 +101,21 @@ def way(sampling: Sampling) -> Callable[[torch.Tensor, Ask], Choice]:
 
 def _gumbel(tokens: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return -torch.log(-torch.log(uniform(tokens, keys)))
+
+
+def _best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The greatest number of each row and its place, the first of equal ones."""
+    stretches = _cut(rows)
+    best, place = stretches.max(-1)
+    best, stretch = best.max(-1)
+    return best, place.gather(-1, stretch[:, None])[:, 0] + stretch * stretches.shape[-1]
+
+
+def _total(rows: torch.Tensor) -> torch.Tensor:
+    """The logarithm of each row's sum of exponentials."""
+    return _cut(rows).logsumexp(-1).logsumexp(-1)
+
+
+def _cut(rows: torch.Tensor) -> torch.Tensor:
+    """Each row in stretches: a few rows of so many numbers would keep few of a GPU's cores busy."""
+    return rows.unflatten(-1, (gcd(rows.shape[-1], STRETCHES), -1))

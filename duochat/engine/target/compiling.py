@@ -41,12 +41,12 @@ class OwnCache(torch.nn.Module):
                 module.layer_idx = 0
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        _vary(self.cache.slots, 0)
-        _vary(self.cache.reach, 0)
+        vary(self.cache.slots, 0)
+        vary(self.cache.reach, 0)
         for value in (hidden, *args, *kwargs.values()):
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, torch.Tensor):
-                    _vary(tensor, *((2, 3) if tensor.dim() == 4 else (1,)))
+                    vary(tensor, *((2, 3) if tensor.dim() == 4 else (1,)))
         return self.layer(hidden, *args, **kwargs | {self.argument: self.own})
 
     def __getattr__(self, name: str) -> Any:
@@ -63,7 +63,7 @@ def compile_layers(model: torch.nn.Module, cache: SlotCache, argument: str, whol
     argument: the name under which layers take the cache. whole: the cache's writes and the attention are compiled
     too. options: for `torch.compile`.
     """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    raise_limit()
     if not whole:
         function = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
         AttentionInterface.register(APART, torch.compiler.disable(function))
@@ -89,7 +89,12 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     return layers
 
 
-def _vary(tensor: torch.Tensor, *dimensions: int) -> None:
+def raise_limit() -> None:
+    """Models of one process share the codes' places: past the limit a function would run plainly, without a word."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+
+
+def vary(tensor: torch.Tensor, *dimensions: int) -> None:
     """Compile for any size of these dimensions; a size of 1 keeps code of its own."""
     for dimension in dimensions:
         if tensor.shape[dimension] > 1:

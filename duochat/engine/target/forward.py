@@ -1,7 +1,7 @@
 """One forward on the device: packed integers in, sampled tokens and probabilities out.
 
-On CUDA each shape is a graph, captured when first needed, between two small copies; elsewhere the same functions are
-simply called. Nothing here looks at a tensor's value on the host until the answer is there.
+On CUDA each shape is a graph, captured when first needed, that begins or ends with a small copy; elsewhere the same
+functions are simply called. Nothing here looks at a tensor's value on the host until the answer is there.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 
-from duochat import DuoChatError
+from duochat.engine.lanes import Answer
 from duochat.engine.sampling import Sampling
-from duochat.engine.target import choose, tree_attention
-from duochat.engine.target.attention import FEW, NAME, SPLIT, grouped
+from duochat.engine.target import choose, fused, masks, tree_attention
+from duochat.engine.target.attention import FEW, NAME, SPLIT
 from duochat.engine.target.cache import SPARE, SlotCache
 from duochat.engine.target.compiling import compile_layers, undo
 from duochat.engine.target.memo import Memo
@@ -26,16 +25,6 @@ from duochat.engine.target.shapes import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Shap
 from duochat.engine.target.tree_attention import TREE
 
 TOLERANCE = 0.3  # of the logits' spread: what bfloat16 may round, and far less than a fault changes
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """Of the answered rows, in order: token, its probability, and the probability of the row's own token."""
-
-    tokens: list[int]
-    probs: list[float]
-    own_probs: list[float]
-    transfer: float  # seconds
 
 
 class Forward:
@@ -47,19 +36,43 @@ class Forward:
         self.config = model.config.get_text_config()
         self.device = model.get_input_embeddings().weight.device
         self.cache = SlotCache(self.config.num_hidden_layers, capacity)
-        self.windows = _windows(self.config)
+        self.windows = masks.windows(self.config)
         cuda = self.device.type == "cuda"
         widest = Shape(PREFILL_WIDTHS[-1], 1, capacity + SPARE)
         self._host = torch.zeros(widest.length, dtype=torch.int32, pin_memory=cuda)
         self._packed = torch.zeros(widest.length, dtype=torch.int32, device=self.device)
         self._positions = torch.zeros(capacity + SPARE, dtype=torch.int32, device=self.device)
         self._logits = torch.zeros(MOST_ROWS, self.config.vocab_size, device=self.device)
-        self._answer = torch.zeros(4, MOST_ROWS, dtype=torch.int32, device=self.device)
-        self._reply = torch.zeros(4, MOST_ROWS, dtype=torch.int32, pin_memory=cuda)
+        self._reply = torch.zeros(4 * MOST_ROWS, pin_memory=cuda)
+        self._bytes, self._numbers = memoryview(self._host.numpy()).cast("B"), self._reply.numpy()
+        self._masks, self._told = masks.build, choose.told
         self._play: Callable[[Hashable, Callable[[], None]], None] = _call
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.compiled, self.graphs = "off", False
         self.notes: list[str] = []  # which fast ways failed here, and why
+
+    @torch.no_grad()
+    def fuse(self, **options: Any) -> None:
+        """Compile what stands before and after the layers, but for a part that fails or differs from the plain one.
+
+        Comes before `settle`. options: for `torch.compile`.
+        """
+        build, told = fused.mask_builder(**options), fused.teller(**options)
+        rest = self.windows, self.config, self.model.dtype
+        if self._attempt("Compiled masks", lambda: fused.check_masks(build, self._packed, self._positions, *rest)):
+            self._masks = build
+        if self._attempt("Compiled choices", lambda: fused.check_choices(told, self._packed, self._random_logits())):
+            self._told = told
+        wanted = self._trial()
+        for name in ("norm", "rotary_emb"):
+            if module := getattr(self.model.base_model, name, None):
+                module.compile(**options)
+                if not self._works(wanted, f"Compiled {name}"):
+                    module._compiled_call_impl = None
+
+    def _random_logits(self) -> torch.Tensor:
+        """With many ties."""
+        return self._logits[:3].copy_((2 * torch.randn(3, self.config.vocab_size)).round())
 
     @torch.no_grad()
     def settle(self, compile: Sequence[str] = (), graphs: bool = False) -> None:
@@ -92,17 +105,23 @@ class Forward:
 
     def _works(self, wanted: list[torch.Tensor], label: str) -> bool:
         """Whether the way that is on gives the logits wanted, up to rounding."""
-        try:
-            got = self._trial()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as fault:  # noqa: BLE001 (compilers raise their own)
-            self.notes.append(f"{label} failed: {_first_line(fault)}")
+        got = self._attempt(label, self._trial)
+        if got is None:
             return False
         off = max(float((a - b).abs().max() / a.std()) for a, b in zip(wanted, got, strict=True))
         if not off < TOLERANCE:
             self.notes.append(f"{label} gave other logits (off by {off:.2g} of their spread)")
         return off < TOLERANCE
+
+    def _attempt(self, label: str, function: Callable[[], Any]) -> Any:
+        """What the function gives; None when it fails, and a note says why."""
+        try:
+            return function()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as fault:  # noqa: BLE001 (compilers raise their own)
+            self.notes.append(f"{label} failed: {_first_line(fault)}")
+            return None
 
     def _trial(self) -> list[torch.Tensor]:
         """Logits of forwards with one row and with two; on CUDA with as many as attention calls few, too."""
@@ -110,7 +129,8 @@ class Forward:
         for width in self._tried():
             rows = Rows(range(1, 1 + width), (), 0, range(width))
             shape = Shape(width, width, min(256, self.cache.capacity))
-            self._start(rows, shape, Memo(self.cache.capacity), Sampling())
+            self.start(rows, shape, Memo(self.cache.capacity), Sampling())
+            self.answer(shape, width, Sampling())
             logits.append(self._logits[:width][-2:].clone())
         return logits
 
@@ -121,110 +141,79 @@ class Forward:
         few = min(FEW * self.config.num_key_value_heads // self.config.num_attention_heads, self.cache.capacity)
         return [1, 2, max(width for width in WIDTHS if width <= max(few, 2))]
 
-    @torch.no_grad()
+    def start(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
+        """Send the rows and begin to compute: a GPU is left at work."""
+        rows.pack(shape, memo, sampling, self._bytes)
+        self._play(shape, lambda: self._compute(shape))
+
     def fill(self, rows: Rows, shape: Shape, memo: Memo) -> None:
         """Compute the rows' keys and values, and wait for it."""
-        self._start(rows, shape, memo, Sampling())
-        if self.device.type != "cpu":
-            torch.accelerator.current_stream(self.device).synchronize()
+        self.start(rows, shape, memo, Sampling())
+        self._wait()
 
-    @torch.no_grad()
-    def answer(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> Answers:
-        """What the model says at the last `shape.kept` rows."""
-        self._start(rows, shape, memo, sampling)
+    def answer(self, shape: Shape, count: int, sampling: Sampling) -> Answer:
+        """What the model says at the last `count` rows of those that were started."""
         way = choose.way(sampling)
         self._play((way, shape.width, shape.kept), lambda: self._choose(way, shape))
-        reply, transfer = self._fetch()
-        if not reply[3, : shape.kept].view(np.float32)[-1 - len(rows.tree) :].all():
+        (tokens, probs, own, complete), transfer = self._fetch(shape, count)
+        if not all(complete):
             self._choose(choose.everything, shape)
-            reply, transfer = self._fetch()
-        tokens, *probs = reply[:3, : shape.kept]
-        return Answers(tokens.tolist(), *(p.view(np.float32).tolist() for p in probs), transfer)
+            (tokens, probs, own, _), transfer = self._fetch(shape, count)
+        return Answer([int(token) for token in tokens], probs, own[1:], transfer)
 
-    @torch.no_grad()
     def alone(self, rows: Rows, shape: Shape, memo: Memo, count: int = 20) -> float:
         """Seconds of a greedy answer on the device, `count` of them back to back."""
-        self.answer(rows, shape, memo, Sampling())
+        self.start(rows, shape, memo, Sampling())
+        self.answer(shape, 1, Sampling())
         begun = time.perf_counter()
         for _ in range(count):
             self._play(shape, lambda: self._compute(shape))
             self._play((choose.greedy, shape.width, shape.kept), lambda: self._choose(choose.greedy, shape))
-        self._fetch()
+        self._wait()
         return (time.perf_counter() - begun) / count
 
-    def _start(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
-        rows.pack(shape, memo, sampling, self._host.numpy())
-        self._packed[: shape.length].copy_(self._host[: shape.length], non_blocking=True)
-        self._play(shape, lambda: self._compute(shape))
-
+    @torch.no_grad()
     def _compute(self, shape: Shape) -> None:
-        """From the packed rows to logits: everything between is on the device."""
-        at = {name: self._packed[section] for name, section in shape.sections().items()}
+        """From the packed rows on the host to logits."""
+        packed = self._packed[: shape.length]
+        packed.copy_(self._host[: shape.length], non_blocking=True)
+        at = {name: packed[section] for name, section in shape.sections().items()}
+        at["ancestors"] = at["ancestors"].view(shape.width, -1)
         slots = at["slot"].long()
-        self._positions.index_copy_(0, slots, at["position"])
-        self.cache.begin(slots, self._positions[: shape.span])
+        if any(self.windows.values()):
+            self._positions.index_copy_(0, slots, at["position"])
+        reach = self._positions[: shape.span]
+        self.cache.begin(slots, reach)
+        kinds = self._masks(at, reach, self.windows, self.config, self.model.dtype)
         output = self.model(
-            input_ids=at["token"].long()[None],
-            position_ids=at["position"].long()[None],
-            attention_mask=self._masks(shape, at, slots),
+            input_ids=at["token"][None],
+            position_ids=at["position"][None],
+            attention_mask=kinds.get("", kinds),
             use_cache=True,
             logits_to_keep=shape.kept,
             **{self._cache_name: self.cache},
         )
         self._logits[: shape.kept].copy_(output.logits[0])
 
-    def _masks(
-        self, shape: Shape, at: dict[str, torch.Tensor], slots: torch.Tensor
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """Additive masks, one for each kind of the model's layers."""
-        committed = _bits(at["committed"][None], shape.span)
-        ancestors = _bits(at["ancestors"].view(shape.width, -1), shape.width)
-        nobody = torch.zeros_like(ancestors[:, :1])
-        owner = torch.full((shape.span + 1,), shape.width, dtype=torch.int64, device=self.device)
-        owner[slots.clamp(max=shape.span)] = torch.arange(shape.width, device=self.device)
-        visible = committed | torch.cat([ancestors, nobody], 1)[:, owner[: shape.span]]
-        distance = at["position"][:, None] - self._positions[: shape.span]
-        masks = {
-            kind: self._additive(visible if window is None else visible & (distance < window))
-            for kind, window in self.windows.items()
-        }
-        return masks.get("", masks)
-
-    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
-        """0 where visible, -inf elsewhere, in the form that our attention takes."""
-        mask = torch.zeros_like(visible, dtype=self.model.dtype).masked_fill_(~visible, -torch.inf)
-        return grouped(mask, self.config)
-
-    def _choose(self, way: Callable[[torch.Tensor, choose.Ask], choose.Choice], shape: Shape) -> None:
-        """From logits to the answer."""
+    @torch.no_grad()
+    def _choose(self, way: choose.Way, shape: Shape) -> None:
+        """From logits to the answer on the host."""
         at = {name: self._packed[section] for name, section in shape.sections().items()}
-        scale, _, top_p, floor = at["parameters"].view(torch.float32)
-        last = slice(shape.width - shape.kept, None)
-        ask = choose.Ask(
-            token=at["token"][last].long(),
-            parent=(at["parent"][last].long() - (shape.width - shape.kept)).clamp(min=0),
-            key=at["key"][last],
-            scale=scale,
-            top_k=at["parameters"][1],
-            top_p=top_p,
-            floor=floor,
-        )
-        token, *numbers = way(self._logits[: shape.kept], ask)
-        self._answer[0, : shape.kept].copy_(token)
-        self._answer[1:, : shape.kept].view(torch.float32).copy_(torch.stack(numbers))
+        rows = (at[name][shape.width - shape.kept :] for name in ("token", "parent", "key"))
+        told = self._told(way, self._logits[: shape.kept], choose.Ask.of(*rows, at["parameters"]))
+        self._reply[: told.numel()].view(told.shape).copy_(told, non_blocking=self.device.type == "cuda")
 
-    def _fetch(self) -> tuple[np.ndarray, float]:
-        """The answer on the host, and the seconds of the copy. Waiting leaves the GIL to others."""
-        if self.device.type != "cuda":
-            begun = time.perf_counter()
-            self._reply.copy_(self._answer)
-            return self._reply.numpy(), time.perf_counter() - begun
-        computed, copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        computed.record()
-        self._reply.copy_(self._answer, non_blocking=True)
-        copied.record()
-        copied.synchronize()
-        return self._reply.numpy(), computed.elapsed_time(copied) / 1e3
+    def _fetch(self, shape: Shape, count: int) -> tuple[list[list[float]], float]:
+        """The answer's last `count` rows as numbers, and the seconds of that once the device was done."""
+        self._wait()
+        begun = time.perf_counter()
+        rows = self._numbers[: 4 * shape.kept].reshape(4, shape.kept)[:, -count:].tolist()
+        return rows, time.perf_counter() - begun
+
+    def _wait(self) -> None:
+        """For the device. Leaves the GIL to others."""
+        if self.device.type != "cpu":
+            torch.accelerator.current_stream(self.device).synchronize()
 
 
 class Graphs:
@@ -236,9 +225,10 @@ class Graphs:
         self._stream = torch.cuda.Stream()
 
     def __call__(self, key: Hashable, function: Callable[[], object]) -> None:
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(function)
-        self._graphs[key].replay()
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._capture(function)
+        graph.replay()
 
     def _capture(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The run before loads kernels, compiles, and allocates what lives outside the graph."""
@@ -261,21 +251,3 @@ def _first_line(fault: BaseException) -> str:
 
 def _call(_: Hashable, function: Callable[[], None]) -> None:
     function()
-
-
-def _bits(words: torch.Tensor, count: int) -> torch.Tensor:
-    """(n, words) int32 to (n, count) bool, lowest bit first."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    return ((words[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :count]
-
-
-def _windows(config: object) -> dict[str, int | None]:
-    """The sliding window of each kind of layer, None: sees all. A model without kinds has the single kind ""."""
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if not kinds:
-        return {"": window}
-    known = {"full_attention": None, "sliding_attention": window}
-    if strange := set(kinds) - known.keys():
-        raise DuoChatError(f"The target model has layers of kind {min(strange)}: choose a model with plain attention.")
-    return {kind: known[kind] for kind in set(kinds)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class TorchTarget:
         self.vocab = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
         self._forward = Forward(model, capacity, EXACT if reproducible else attention)
+        if compile:
+            self._forward.fuse()
         self._forward.settle(compile, graphs)
         self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self.device: torch.device = self._forward.device
@@ -90,18 +92,9 @@ class TorchTarget:
                 "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
             ) from fault
 
-    @contextmanager
-    def _hands(self, tail: int) -> Iterator[None]:
+    def _hands(self, tail: int) -> AbstractContextManager[None]:
         """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
-        if tail < PROMPT or not self.prompt_threads:
-            yield
-            return
-        usual = torch.get_num_threads()
-        torch.set_num_threads(self.prompt_threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(usual)
+        return nullcontext() if tail < PROMPT or not self.prompt_threads else _threads(self.prompt_threads)
 
     def _prefill(
         self,
@@ -125,17 +118,13 @@ class TorchTarget:
         return done
 
     def _answer(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling) -> Answer:
+        """The cache's account is brought up to date while a GPU computes."""
         rows = self._rows(tail, tree)
-        answers = self._forward.answer(rows, self._fit(rows), self._memo, sampling)
+        shape = self._fit(rows)
+        self._forward.start(rows, shape, self._memo, sampling)
         self._memo.commit(tail, rows.slots[: len(tail)])
         self._memo.remember(tree, rows.slots[len(tail) :])
-        last = -1 - len(tree)
-        return Answer(
-            tokens=answers.tokens[last:],
-            probs=answers.probs[last:],
-            node_probs=answers.own_probs[last:][1:],
-            transfer=answers.transfer,
-        )
+        return self._forward.answer(shape, 1 + len(tree), sampling)
 
     def _rows(self, tail: Sequence[int], tree: Sequence[Edge]) -> Rows:
         return Rows(tail, tree, len(self._memo.tokens), self._memo.free(len(tail) + len(tree)))
@@ -149,14 +138,16 @@ class TorchTarget:
         They take turns, so that other work on the machine meets all of them alike. What the cache holds stays valid.
         """
         pretended = Memo(self._memo.capacity)
-        pretended.used[:context] = True
+        pretended.used = (1 << context) - 1
         calls = {w: self._pretend(w, pretended) for w in widths if w <= self.most_nodes + 1}
         turns = [{w: self._seconds(call, pretended) for w, call in calls.items()} for _ in range(repeats + 1)]
         return {w: statistics.median(turn[w] for turn in turns[1:]) for w in calls}
 
     def _seconds(self, call: tuple[Rows, Shape], memo: Memo) -> float:
+        rows, shape = call
         begun = time.perf_counter()
-        self._forward.answer(*call, memo, Sampling())
+        self._forward.start(rows, shape, memo, Sampling())
+        self._forward.answer(shape, 1, Sampling())
         return time.perf_counter() - begun
 
     def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
@@ -167,7 +158,7 @@ class TorchTarget:
     def replay_seconds(self, width: int, context: int) -> float:
         """Seconds of the device's part of a forward, many back to back: what a round costs without its host part."""
         pretended = Memo(self._memo.capacity)
-        pretended.used[:context] = True
+        pretended.used = (1 << context) - 1
         return self._forward.alone(*self._pretend(width, pretended), pretended)
 
     def describe(self) -> dict[str, Any]:
@@ -184,3 +175,13 @@ class TorchTarget:
             "target_notes": list(self._forward.notes),
             **self.facts,
         }
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

@@ -7,27 +7,29 @@ row sees. Hence an accepted node simply stays where it was written; nothing is e
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import islice
 
 Edge = tuple[int, int]  # (token, index of the parent in the tree; -1: the root)
 
 
 class Memo:
-    """The committed tokens in the cache, their slots, and the tree that was verified last."""
+    """The committed tokens in the cache, their slots, and the tree that was verified last.
+
+    `used`: their slots as the bits of a number, so that a round's questions are a few operations.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.tokens: list[int] = []
         self.slots: list[int] = []
-        self.used = np.zeros(capacity, dtype=bool)
+        self.used = 0
         self._tree: Sequence[Edge] = ()
-        self._tree_slots: list[int] = []
+        self._tree_slots: Sequence[int] = ()
 
     @property
     def highest(self) -> int:
         """The highest slot that holds a committed token, -1 when none does."""
-        return int(np.flatnonzero(self.used)[-1]) if self.used.any() else -1
+        return self.used.bit_length() - 1
 
     def match(self, context: Sequence[int]) -> int:
         """Keep what `context` shares with the cache, and return how many of its tokens need no forward.
@@ -37,42 +39,53 @@ class Memo:
         limit = len(context) - 1
         kept = _common_prefix(self.tokens, context, limit)
         if kept == len(self.tokens):
-            self._adopt(context, limit)
+            self._adopt(context[kept:limit])
         else:
-            self.used[self.slots[kept:]] = False
+            self.used ^= _bits(self.slots[kept:])
             del self.tokens[kept:], self.slots[kept:]
-        self._tree, self._tree_slots = (), []
+        self._tree = self._tree_slots = ()
         return len(self.tokens)
 
-    def _adopt(self, context: Sequence[int], limit: int) -> None:
-        """Follow the context down the last tree; the nodes on its path become committed."""
-        children: dict[Edge, int] = {}
+    def _adopt(self, following: Sequence[int]) -> None:
+        """Follow the tokens down the last tree; the nodes on their path become committed."""
+        node, path = -1, []
         for i, (token, parent) in enumerate(self._tree):
-            children.setdefault((token, parent), i)
-        node = -1
-        while len(self.tokens) < limit and (context[len(self.tokens)], node) in children:
-            node = children[context[len(self.tokens)], node]
-            self.commit([self._tree[node][0]], [self._tree_slots[node]])
+            if len(path) == len(following):
+                break
+            if parent == node and token == following[len(path)]:
+                node = i
+                path.append(i)
+        self.commit(following[: len(path)], [self._tree_slots[i] for i in path])
 
     def free(self, count: int) -> list[int]:
         """The lowest `count` slots that hold nothing of the committed tokens."""
-        found = np.flatnonzero(~self.used)[:count]
+        lowest = (~self.used & self.used + 1).bit_length() - 1
+        above = self.used >> lowest  # a short number, as a rule
+        found = list(islice((s for s in range(lowest, self.capacity) if not above >> s - lowest & 1), count))
         assert len(found) == count, "the cache is smaller than context and tree"
-        return found.tolist()
+        return found
 
     def commit(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
         """`tokens` follow the committed ones and were written to `slots`."""
         self.tokens.extend(tokens)
         self.slots.extend(slots)
-        self.used[list(slots)] = True
+        self.used |= _bits(slots)
 
     def remember(self, tree: Sequence[Edge], slots: Sequence[int]) -> None:
         """A tree below the last committed token was written to `slots`; it lasts until the next `match`."""
-        self._tree, self._tree_slots = tuple(tree), list(slots)
+        self._tree, self._tree_slots = tuple(tree), slots
 
     def forget(self) -> None:
         """Nothing in the cache is valid any more."""
         self.__init__(self.capacity)
+
+
+def _bits(slots: Sequence[int]) -> int:
+    """The number whose bits are these slots."""
+    packed = bytearray(max(slots, default=0) // 8 + 1)
+    for slot in slots:
+        packed[slot >> 3] |= 1 << (slot & 7)
+    return int.from_bytes(packed, "little")
 
 
 def _common_prefix(held: list[int], context: Sequence[int], limit: int) -> int:

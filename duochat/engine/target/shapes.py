@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import NamedTuple
 
 PER_ROW = ("token", "position", "slot", "parent", "key")
 PARAMETERS = 4  # 1/temperature, top_k, top_p, log(min_p)
@@ -20,8 +20,7 @@ def words(bits: int) -> int:
     return -(-bits // 32)
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Rows of a forward, how many of the last rows are answered, and the KV slots that attention reads."""
 
     width: int
@@ -31,14 +30,14 @@ class Shape:
     @cache  # noqa: B019 (few shapes, and asked for in every round)
     def sections(self) -> dict[str, slice]:
         """Where each section lies in the packed array."""
-        sizes = dict.fromkeys(PER_ROW, self.width)
-        sizes |= {"parameters": PARAMETERS, "ancestors": self.width * words(self.width), "committed": self.span // 32}
+        sizes = {"parameters": PARAMETERS} | dict.fromkeys(PER_ROW, self.width)
+        sizes |= {"ancestors": self.width * words(self.width), "committed": self.span // 32}
         ends = accumulate(sizes.values())
         return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
     @property
     def length(self) -> int:
-        return len(PER_ROW) * self.width + PARAMETERS + self.width * words(self.width) + self.span // 32
+        return (len(PER_ROW) + words(self.width)) * self.width + PARAMETERS + self.span // 32
 
 
 class Shapes:

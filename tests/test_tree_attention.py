@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat.engine.target import TorchTarget, tree_attention
 from duochat.engine.target.attention import NAME, SPLIT, attend, in_stretches
-from duochat.engine.target.compiling import _vary
+from duochat.engine.target.compiling import vary
 from duochat.engine.target.tree_attention import TREE, Tiling, attend_few
 
 INTERPRETED = """
@@ -109,7 +109,7 @@ def test_one_compilation_serves_all_numbers_of_rows_and_spans(asked):
     for rows, span in ((1, 64), (1, 96), (2, 64), (5, 128), (16, 256), (32, 32), (1, 256)):
         inputs = states(rows, span=span)
         for tensor in inputs:
-            _vary(tensor, 2, *((3,) if tensor is inputs[3] else ()))
+            vary(tensor, 2, *((3,) if tensor is inputs[3] else ()))
         torch.testing.assert_close(compiled(*inputs), plain(*inputs, 32**-0.5).flatten(2))
     assert counter.frame_count == 2
     assert len(asked) == 7

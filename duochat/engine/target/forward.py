@@ -16,13 +16,13 @@ import torch
 from duochat.engine.lanes import Answer
 from duochat.engine.sampling import Sampling
 from duochat.engine.target import choose, fused, masks, tree_attention
-from duochat.engine.target.attention import FEW, NAME, SPLIT
+from duochat.engine.target.attention import NAME, SPLIT
 from duochat.engine.target.cache import SPARE, SlotCache
 from duochat.engine.target.compiling import compile_layers, undo
 from duochat.engine.target.memo import Memo
 from duochat.engine.target.rows import Rows
 from duochat.engine.target.shapes import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Shape
-from duochat.engine.target.tree_attention import TREE
+from duochat.engine.target.tree_attention import FEW, TREE
 
 TOLERANCE = 0.3  # of the logits' spread: what bfloat16 may round, and far less than a fault changes
 

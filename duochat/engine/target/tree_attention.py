@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
-from duochat.engine.target.attention import FEW, NAME, in_stretches
+from duochat.engine.target.attention import NAME, in_stretches
 
 TREE = f"{NAME}-tree"
+FEW = 128  # rows of all query heads that share a key head; more of them keep a GPU busy by themselves
 SIZES = (16, 32, 64, 128, 256)  # of a head
 MOST = 32  # stretches
 TILE = 8192  # keys' elements at a time, at most: several tiles fit a core's shared memory

@@ -81,7 +81,7 @@ def asked(monkeypatch):
         ({}, {}, True),
         ({"rows": 1}, {"scaling": 0.3}, True),
         ({"rows": 32}, {}, True),
-        ({"rows": 33}, {}, False),  # 66 rows of a key head
+        ({"rows": 65}, {}, False),  # 130 rows of a key head
         ({"heads": 2, "rows": 64}, {}, True),
         ({"dtype": torch.float16}, {}, True),
         ({"dtype": torch.float32}, {}, False),
@@ -182,9 +182,10 @@ def test_the_kernel_is_taken_where_it_works(monkeypatch, kernel, name, notes):
 def test_a_gpu_tries_as_many_rows_as_the_kernel_takes(monkeypatch):
     forward = target()._forward
     monkeypatch.setattr(forward, "device", torch.device("cuda"))
-    assert forward._tried() == [1, 2, 32]  # two query heads to a key head
+    assert forward._tried() == [1, 2, 64]  # two query heads to a key head
+    monkeypatch.setattr(forward.config, "num_key_value_heads", 1)
+    assert forward._tried() == [1, 2, 32]
     monkeypatch.setattr(forward.config, "num_key_value_heads", 4)
-    assert forward._tried() == [1, 2, 64]
     monkeypatch.setattr(forward.cache, "capacity", 32)
     assert forward._tried() == [1, 2, 32]
 

@@ -250,7 +250,7 @@ class Best(Schedule):
     SMALLEST = 2e-3  # reach below which a node is not worth a decode, though it costs the target nothing
     WORTH = 0.25  # tokens that a decoded node brings when the target reaches it; the rest come too late or are wrong
     SHARED_WORTH = 0.1  # the same where both lanes share the cores
-    PATIENCE = 0.3  # tokens that a wait gains for each expected token of the batch waited for
+    PATIENCE = 0.15  # tokens that a wait gains for each expected token of the batch waited for
     BATCHES = (1, 2, 4, 8)
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
@@ -295,7 +295,7 @@ class Best(Schedule):
 
     def patient(self, tree: Tree) -> bool:
         """Wait when the next batch brings more expected tokens than the wait costs at the present rate."""
-        if self.reason:
+        if self.reason or self.PATIENCE < self.rate * self.costs.draft(1):  # not for a sure token
             return False
         nodes = self.frontier(tree, verifying=False)
         gain = sum(node.reach for node in nodes) * self.PATIENCE

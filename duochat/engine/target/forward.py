@@ -72,7 +72,7 @@ class Forward:
 
     def _random_logits(self) -> torch.Tensor:
         """With many ties."""
-        return self._logits[:3].copy_((2 * torch.randn(3, self.config.vocab_size)).round())
+        return self._logits[:3].normal_(std=2).round_()
 
     @torch.no_grad()
     def settle(self, compile: Sequence[str] = (), graphs: bool = False) -> None:

@@ -91,7 +91,7 @@ def mixed(
     logs = query.new_empty(count, rows, heads, dtype=torch.float32)
     strides = (*query.stride()[1:3], *key.stride()[1:3], *value.stride()[1:3], mask.stride(2))
     ahead = tiling.ahead if width < 64 else min(tiling.ahead, 2)  # so that it fits smaller GPUs' shared memory
-    options = {"num_stages": ahead, "num_warps": tiling.warps}
+    options = {"num_stages": ahead, "num_warps": tiling.warps if width < 128 else 2 * tiling.warps}
     kernel()[(owners, count)](
         query, key, value, mask, parts, logs, scale * math.log2(math.e), span, stretch, rows, *strides,
         heads // owners, width, size, min(tiling.slots, TILE // size), **options,

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from duochat.engine.budget import Costs
-from duochat.engine.lanes import Answer, Cancelled, Candidates
+from duochat.engine.lanes import Answer, Cancelled, Candidates, Target
 from duochat.engine.sampling import gumbel
 
 VOCAB = 40
@@ -39,7 +39,7 @@ def choose(row, sampling, position):
     return token, p / p.sum(), scores
 
 
-class FakeTarget:
+class FakeTarget(Target):
     """Answers from `logits`; checks that every tree is well-formed."""
 
     def __init__(self, eos=(EOS,), context_length=10_000, delay=lambda: 0.0):

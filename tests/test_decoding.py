@@ -3,10 +3,12 @@
 import random
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
 
+from duochat import DuoChatError
 from duochat.engine.budget import Costs
 from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.rounds import Round, total
@@ -278,3 +280,74 @@ def test_a_draft_that_stalls_goes_on_with_fewer_threads(decoder):
     rounds = list(decode(PROMPT, Request(Sampling(), 300, decoder), FakeTarget(delay=lambda: 8e-3), drafter, measured))
     assert drafter.threads == measured.threads == 4
     assert tokens(rounds) == tokens(run("autoregressive", max_tokens=300))
+
+
+class Ahead(FakeTarget):
+    """Computes by itself between `begin` and the answer; tells what is asked of it, and when."""
+
+    def __init__(self, log, fails_at=10**6):
+        super().__init__(eos=())
+        self.log, self.fails_at = log, fails_at
+
+    def begin(self, context, *rest):
+        if len(self.log) >= self.fails_at:
+            raise DuoChatError("The target broke: restart it.")
+        self.log.append(f"begin {len(context)}")
+        answer = self.verify(context, *rest)
+
+        def wait():
+            self.log.append(f"wait {len(context)}")
+            return answer
+
+        return wait
+
+
+@pytest.mark.parametrize("decoder", ["autoregressive", "duotree", "duodecoding"])
+def test_a_round_is_told_while_the_target_is_at_work_on_the_next(decoder):
+    log = []
+    request = Request(decoder=decoder, max_tokens=12)
+    for r in decode(PROMPT, request, Ahead(log), FakeDrafter("wrong"), costs()):
+        log.append(f"told {r.position + len(r.tokens)}")
+    begun = [entry.split()[1] for entry in log if entry.startswith("begin")]
+    for before, after in pairwise(begun):
+        assert log.index(f"begin {after}") < log.index(f"told {after}") < log.index(f"wait {after}"), (before, log)
+    assert log[-1].startswith("told")
+
+
+def test_the_draft_is_told_to_begin_after_the_target():
+    log = []
+
+    class Drafter(FakeDrafter):
+        def expand(self, *asked):
+            log.append("draft")
+            return super().expand(*asked)
+
+    [*decode(PROMPT, Request(decoder="duotree", max_tokens=8), Ahead(log), Drafter("perfect"), costs())]
+    assert log[0].startswith("begin")
+
+
+def test_a_round_is_told_before_the_target_waits_for_a_draft():
+    log = []
+
+    class Slow(FakeDrafter):
+        def expand(self, *asked):
+            time.sleep(0.02)
+            log.append("draft")
+            return super().expand(*asked)
+
+    for r in decode(PROMPT, Request(decoder="speculative", max_tokens=20), Ahead(log), Slow("wrong"), costs()):
+        log.append(f"told {r.index}")
+    waits = [i for i, entry in enumerate(log) if entry.startswith("wait")]
+    assert all(log[i + 1].startswith("told") for i in waits), log
+
+
+def test_what_was_said_before_a_fault_is_told():
+    log, said = [], []
+
+    def listen():
+        for r in decode(PROMPT, Request(max_tokens=60), Ahead(log, fails_at=6), FakeDrafter("perfect"), costs()):
+            said.append(r)
+
+    with pytest.raises(DuoChatError, match="restart it"):
+        listen()
+    assert len(said) == 3

@@ -45,7 +45,7 @@ class Alternating(Schedule):
 
 def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     """The share of its speed that a forward loses beside a draft lane that never rests; it rests every other round."""
-    endless = SimpleNamespace(eos=frozenset(), context_length=target.context_length, verify=target.verify)
+    endless = SimpleNamespace(eos=frozenset(), context_length=target.context_length, begin=target.begin)
     request = Request(max_tokens=ROUNDS, decoder="alternating")
     rounds = decode(CONTEXT, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
     told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ from duochat.engine.lanes import Answer, Cancelled, Drafter, Target, never
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import DECODERS, Schedule
-from duochat.engine.tree import Acceptance, Node, Tree
+from duochat.engine.tree import Acceptance, Node, Outcome, Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,20 @@ class DraftLane:
         self.in_flight: list[Node] = []  # what the draft decodes just now
         self.verifying = self.joined = self.closed = False
         self.fault = ""
+        self.running: Future[None] | None = None
+        self.news: Callable[[], Round] | None = None  # the record of the last round, until it is told
 
     def __enter__(self) -> DraftLane:
-        self.running: Future[None] | None = None
-        if self.drafter is not None and self.schedule.drafts:
-            self.running = self.drafter.thread.submit(self.run)
-        else:
+        if self.drafter is None or not self.schedule.drafts:
             self.fault = "off"
+        elif self.schedule.waits_for_prompt:
+            self.start()
         return self
+
+    def start(self) -> None:
+        """Draft from now on. The target goes first: preparing a forward and a draft's prompt at once delays both."""
+        if self.running is None and not self.fault:
+            self.running = self.drafter.thread.submit(self.run)
 
     def __exit__(self, *exc: object) -> None:
         with self.changed:
@@ -124,10 +131,13 @@ class DraftLane:
             return self.fault or self.schedule.reason
         return "on" if self.joined else "warming: the draft reads the prompt"
 
+    def ready(self) -> bool:
+        """Whether the next forward can begin without waiting for a draft."""
+        with self.changed:
+            return not self._waits(self.schedule.patient)
+
     def choose(self, cancelled: Callable[[], bool]) -> tuple[list[Node], float]:
         """What the target verifies now, and the seconds spent waiting for drafts since the forward before."""
-        if cancelled():
-            raise Cancelled
         with self.changed:
             self._wait_while(self.schedule.patient, cancelled)
             waited, self.waited = self.waited, 0.0
@@ -140,36 +150,47 @@ class DraftLane:
 
     def commit(
         self, pending: Sequence[Node], answer: Answer, stop: StopRule, cancelled: Callable[[], bool], **when: Any
-    ) -> Round:
-        """Walk down the tree with the target's own tokens, re-root it, and record what happened since the last round.
+    ) -> None:
+        """Walk down the tree with the target's own tokens and re-root it; what happened becomes the news.
 
         when: the fields of the record that tell its place and times.
         """
         with self.changed:
             self._wait_while(self.schedule.settling, cancelled)
-            position = len(self.tree.context)
+            when["position"] = len(self.tree.context)
             outcome = self.tree.advance(pending, answer, stop)
             self.verifying = False
             self._drop_in_flight()
             if stop.finish is None:
                 self.schedule.graft(self.tree)
             self.changed.notify_all()
-            return Round(
-                **when,
-                position=position,
-                tokens=outcome.tokens,
-                last=outcome.last,
-                pending=tuple(n.id for n in pending),
-                accepted=outcome.accepted,
-                rejected=outcome.rejected,
-                token_probs=tuple(answer.probs[row] for row in outcome.rows),
-                pending_probs=tuple(answer.node_probs),
-                transfer=answer.transfer,
-                budget=self.schedule.costs.budget if self.schedule.drafts else 0.0,
-                speculation=self.state,
-                hit=outcome.hit if self.schedule.drafts else None,
-                **self._since(outcome.ignored, stop.finish),
-            )
+            when |= {"speculation": self.state, **self._since(outcome.ignored, stop.finish)}
+        self.news = partial(self._record, pending, answer, outcome, when)
+
+    def _record(self, pending: Sequence[Node], answer: Answer, outcome: Outcome, when: dict[str, Any]) -> Round:
+        return Round(
+            **when,
+            tokens=outcome.tokens,
+            last=outcome.last,
+            pending=tuple(n.id for n in pending),
+            accepted=outcome.accepted,
+            rejected=outcome.rejected,
+            token_probs=tuple(answer.probs[row] for row in outcome.rows),
+            pending_probs=tuple(answer.node_probs),
+            transfer=answer.transfer,
+            budget=self.schedule.costs.budget if self.schedule.drafts else 0.0,
+            hit=outcome.hit if self.schedule.drafts else None,
+        )
+
+    def tell(self) -> Iterator[Round]:
+        """The news, if there are any. The schedule learns from them, which may give a resting draft lane work."""
+        if self.news is None:
+            return
+        told, self.news = self.news(), None
+        with self.changed:
+            self.schedule.observe(told)
+            self.changed.notify_all()
+        yield told
 
     def last_round(self, index: int) -> Round:
         """The empty round that ends a cancelled request."""
@@ -187,13 +208,15 @@ class DraftLane:
     def _wait_while(self, question: Callable[[Tree], bool], cancelled: Callable[[], bool]) -> None:
         """Sleep until the schedule's question is answered no, or the draft has failed. Never for the draft's prompt."""
         asked = self.clock()
-        while not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree):
+        while self._waits(question):
             if cancelled():
                 raise Cancelled
-            self.changed.notify_all()  # what the schedule learnt since may give a resting draft lane work
             self.changed.wait(0.05)
             self.waited += self.clock() - asked
             asked = self.clock()
+
+    def _waits(self, question: Callable[[Tree], bool]) -> bool:
+        return not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree)
 
 
 class StopRule:
@@ -240,17 +263,26 @@ def decode(
     with DraftLane(tree, drafter, schedule, request.sampling) as lane:
         for index in count():
             try:
+                if not lane.ready():
+                    yield from lane.tell()
                 pending, waited = lane.choose(cancelled)
                 started = lane.clock()
-                answer = target.verify(tree.context, rows(pending), request.sampling, cancelled, progress)
+                answer = target.begin(tree.context, rows(pending), request.sampling, cancelled, progress)
+                lane.start()
+                yield from lane.tell()  # while a device of its own is at work
+                if cancelled():
+                    raise Cancelled
+                told = answer()
                 when = {"index": index, "started": started, "ended": lane.clock(), "waited": waited}
-                phase = "decode" if index else "prefill"
-                done = lane.commit(pending, answer, stop, cancelled, phase=phase, **when)
-            except Cancelled:
-                done = lane.last_round(index)
-            schedule.observe(done)
-            yield done
-            if done.finish:
+                lane.commit(pending, told, stop, cancelled, phase="decode" if index else "prefill", **when)
+            except Exception as fault:
+                yield from lane.tell()
+                if not isinstance(fault, Cancelled):
+                    raise
+                yield lane.last_round(index)
+                return
+            if stop.finish:
+                yield from lane.tell()
                 return
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from duochat.engine.sampling import Sampling
@@ -98,3 +99,14 @@ class Target(Protocol):
         progress(done, total) reports prompt tokens read. Raises Cancelled; the cache is sound afterwards.
         """
         ...
+
+    def begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[tuple[int, int]],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Callable[[], Answer]:
+        """`verify` in two steps: what is returned gives the answer. A device of its own computes in between."""
+        return partial(self.verify, context, tree, sampling, cancelled, progress)

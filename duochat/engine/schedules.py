@@ -194,8 +194,8 @@ class Watch:
     @property
     def speedup(self) -> float:
         """Measured tokens per second of the window over those of plain decoding."""
-        tokens, seconds = (sum(column) for column in zip(*self.window, strict=True)) if self.window else (0, 0.0)
-        return tokens * self.costs.plain / seconds if seconds else 1.0
+        seconds = sum(seconds for _, seconds in self.window)
+        return sum(tokens for tokens, _ in self.window) * self.costs.plain / seconds if seconds else 1.0
 
     def observe(self, r: Round) -> str:
         """Count a round; returns the reason while drafting is paused, "" otherwise."""
@@ -206,10 +206,11 @@ class Watch:
             return self.reason if self.left else ""
         if r.phase == "decode" and r.speculation == "on":
             self.window.append((len(r.tokens), seconds))
-        if len(self.window) < self.WINDOW or self.speedup >= 1.0:
-            self.pause = self.PAUSE if self.speedup > 1.1 else self.pause
+        speedup = self.speedup
+        if len(self.window) < self.WINDOW or speedup >= 1.0:
+            self.pause = self.PAUSE if speedup > 1.1 else self.pause
             return ""
-        self.reason = f"paused: {self.speedup:.2f}x of plain decoding over {self.WINDOW} rounds"
+        self.reason = f"paused: {speedup:.2f}x of plain decoding over {self.WINDOW} rounds"
         self.left, self.pause = self.pause, min(self.MOST, 2 * self.pause)
         self.window.clear()
         return self.reason
@@ -295,7 +296,7 @@ class Best(Schedule):
 
     def patient(self, tree: Tree) -> bool:
         """Wait when the next batch brings more expected tokens than the wait costs at the present rate."""
-        if self.reason or self.PATIENCE < self.rate * self.costs.draft(1):  # not for a sure token
+        if self.reason or self.rate * self.costs.draft(1) > self.PATIENCE:  # not even for a sure token
             return False
         nodes = self.frontier(tree, verifying=False)
         gain = sum(node.reach for node in nodes) * self.PATIENCE

@@ -36,7 +36,10 @@ class Node:
 
     def child(self, token: int) -> Node | None:
         """The child with this token, or None."""
-        return next((c for c in self.children if c.token == token), None)
+        for child in self.children:
+            if child.token == token:
+                return child
+        return None
 
     def below(self, root: Node) -> bool:
         """Whether the node is `root` or hangs below it."""
@@ -233,16 +236,16 @@ class Tree:
 
     def _walk(self, pending: Sequence[Node], answer: Answer) -> tuple[list[Node], list[int]]:
         """The nodes from the root to the outcome (the node of the last token), and the row that gave each token."""
-        row_of = {id(node): i + 1 for i, node in enumerate(pending)}
-        path, rows = [self.root], [0]
-        while True:
-            node, token = path[-1], answer.tokens[rows[-1]]
-            child = node.child(token)
-            path.append(child or Node(token, node, node.position + 1))
-            row = row_of.get(id(child))
-            if row is None:
-                return path, rows
+        row_of = {node: row for row, node in enumerate(pending, 1)}
+        node, row = self.root, 0
+        path, rows = [node], []
+        while row is not None:
+            token = answer.tokens[row]
             rows.append(row)
+            node = node.child(token) or Node(token, node, node.position + 1)
+            path.append(node)
+            row = row_of.get(node)
+        return path, rows
 
     def _learn(self, path: Sequence[Node], tokens: Sequence[int]) -> None:
         learn = getattr(self.acceptance, "learn", None)

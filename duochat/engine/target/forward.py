@@ -49,6 +49,7 @@ class Forward:
         self._play: Callable[[Hashable, Callable[[], None]], None] = _call
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
         self.compiled, self.graphs = "off", False
+        self._working = False
         self.notes: list[str] = []  # which fast ways failed here, and why
 
     @torch.no_grad()
@@ -129,8 +130,8 @@ class Forward:
         for width in self._tried():
             rows = Rows(range(1, 1 + width), (), 0, range(width))
             shape = Shape(width, width, min(256, self.cache.capacity))
-            self.start(rows, shape, Memo(self.cache.capacity), Sampling())
-            self.answer(shape, width, Sampling())
+            self.begin(rows, shape, Memo(self.cache.capacity), Sampling())
+            self.answer(shape, width)
             logits.append(self._logits[:width][-2:].clone())
         return logits
 
@@ -141,30 +142,36 @@ class Forward:
         few = min(FEW * self.config.num_key_value_heads // self.config.num_attention_heads, self.cache.capacity)
         return [1, 2, max(width for width in WIDTHS if width <= max(few, 2))]
 
-    def start(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
-        """Send the rows and begin to compute: a GPU is left at work."""
-        rows.pack(shape, memo, sampling, self._bytes)
-        self._play(shape, lambda: self._compute(shape))
-
-    def fill(self, rows: Rows, shape: Shape, memo: Memo) -> None:
-        """Compute the rows' keys and values, and wait for it."""
-        self.start(rows, shape, memo, Sampling())
-        self._wait()
-
-    def answer(self, shape: Shape, count: int, sampling: Sampling) -> Answer:
-        """What the model says at the last `count` rows of those that were started."""
+    def begin(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
+        """Send the rows and begin to compute what `answer` tells: a GPU is left at work."""
+        self._start(rows, shape, memo, sampling)
         way = choose.way(sampling)
         self._play((way, shape.width, shape.kept), lambda: self._choose(way, shape))
+
+    def answer(self, shape: Shape, count: int) -> Answer:
+        """What the model says at the last `count` rows of those that it began with."""
         (tokens, probs, own, complete), transfer = self._fetch(shape, count)
         if not all(complete):
             self._choose(choose.everything, shape)
             (tokens, probs, own, _), transfer = self._fetch(shape, count)
         return Answer([int(token) for token in tokens], probs, own[1:], transfer)
 
+    def fill(self, rows: Rows, shape: Shape, memo: Memo) -> None:
+        """Compute the rows' keys and values, and wait for it."""
+        self._start(rows, shape, memo, Sampling())
+        self._wait()
+
+    def _start(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
+        if self._working:  # on what nobody wants any more
+            self._wait()
+        rows.pack(shape, memo, sampling, self._bytes)
+        self._working = True
+        self._play(shape, lambda: self._compute(shape))
+
     def alone(self, rows: Rows, shape: Shape, memo: Memo, count: int = 20) -> float:
         """Seconds of a greedy answer on the device, `count` of them back to back."""
-        self.start(rows, shape, memo, Sampling())
-        self.answer(shape, 1, Sampling())
+        self.begin(rows, shape, memo, Sampling())
+        self.answer(shape, 1)
         begun = time.perf_counter()
         for _ in range(count):
             self._play(shape, lambda: self._compute(shape))
@@ -214,6 +221,7 @@ class Forward:
         """For the device. Leaves the GIL to others."""
         if self.device.type != "cpu":
             torch.accelerator.current_stream(self.device).synchronize()
+        self._working = False
 
 
 class Graphs:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ class TorchTarget:
         progress: Callable[[int, int], None] | None = None,
     ) -> Answer:
         """See `lanes.Target.verify`."""
+        return self._begin(context, tree, sampling, cancelled, progress)()
+
+    def begin(self, *asked: Any) -> Callable[[], Answer]:
+        """See `lanes.Target.begin`; all five arguments are asked for."""
+        return partial(self.verify, *asked) if self.device.type == "cpu" else self._begin(*asked)
+
+    def _begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+    ) -> Callable[[], Answer]:
         if len(context) > self.context_length:
             raise DuoChatError(
                 f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
@@ -79,18 +94,14 @@ class TorchTarget:
         assert context, "a context has at least one token"
         assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
         done = self._memo.match(context)
-        try:
-            with self._hands(len(context) - done):
-                done = self._prefill(context, done, len(tree), cancelled, progress)
-                return self._answer(list(context[done:]), tree, sampling)
-        except RuntimeError as fault:
-            if not memory.ran_out(fault):
-                raise
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise DuoChatError(
-                "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
-            ) from fault
+        with memory.refused(self.device), self._hands(len(context) - done):
+            done = self._prefill(context, done, len(tree), cancelled, progress)
+            shape = self._send(list(context[done:]), tree, sampling)
+        return partial(self._answer, shape, 1 + len(tree))
+
+    def _answer(self, shape: Shape, count: int) -> Answer:
+        with memory.refused(self.device):
+            return self._forward.answer(shape, count)
 
     def _hands(self, tail: int) -> AbstractContextManager[None]:
         """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
@@ -117,14 +128,14 @@ class TorchTarget:
                 progress(done, len(context))
         return done
 
-    def _answer(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling) -> Answer:
-        """The cache's account is brought up to date while a GPU computes."""
+    def _send(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling) -> Shape:
+        """Begin the last forward of a round, and note what the cache will hold."""
         rows = self._rows(tail, tree)
         shape = self._fit(rows)
-        self._forward.start(rows, shape, self._memo, sampling)
+        self._forward.begin(rows, shape, self._memo, sampling)
         self._memo.commit(tail, rows.slots[: len(tail)])
         self._memo.remember(tree, rows.slots[len(tail) :])
-        return self._forward.answer(shape, 1 + len(tree), sampling)
+        return shape
 
     def _rows(self, tail: Sequence[int], tree: Sequence[Edge]) -> Rows:
         return Rows(tail, tree, len(self._memo.tokens), self._memo.free(len(tail) + len(tree)))
@@ -146,8 +157,8 @@ class TorchTarget:
     def _seconds(self, call: tuple[Rows, Shape], memo: Memo) -> float:
         rows, shape = call
         begun = time.perf_counter()
-        self._forward.start(rows, shape, memo, Sampling())
-        self._forward.answer(shape, 1, Sampling())
+        self._forward.begin(rows, shape, memo, Sampling())
+        self._forward.answer(shape, 1)
         return time.perf_counter() - begun
 
     def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:

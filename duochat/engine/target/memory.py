@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,3 +112,18 @@ def too_small(need: Need, quantize: str, context_length: int, there: int) -> Duo
 def ran_out(fault: BaseException) -> bool:
     """Whether an exception of torch says that memory was missing."""
     return isinstance(fault, torch.OutOfMemoryError) or "can't allocate memory" in str(fault)
+
+
+@contextmanager
+def refused(device: torch.device) -> Iterator[None]:
+    """Turn a want of memory inside into a DuoChatError, and give back what can be."""
+    try:
+        yield
+    except RuntimeError as fault:
+        if not ran_out(fault):
+            raise
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise DuoChatError(
+            "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
+        ) from fault

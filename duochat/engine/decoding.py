@@ -263,12 +263,13 @@ def decode(
     with DraftLane(tree, drafter, schedule, request.sampling) as lane:
         for index in count():
             try:
-                if not lane.ready():
+                if index == 1 or not lane.ready():  # the first token comes at once
                     yield from lane.tell()
                 pending, waited = lane.choose(cancelled)
                 started = lane.clock()
                 answer = target.begin(tree.context, rows(pending), request.sampling, cancelled, progress)
                 lane.start()
+                schedule.read(tree)
                 yield from lane.tell()  # while a device of its own is at work
                 if cancelled():
                     raise Cancelled

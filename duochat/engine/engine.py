@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import platform
@@ -47,6 +48,14 @@ class Engine:
         A draft that cannot be used leaves `fault` set: the target then decodes alone. Raises DuoChatError when the
         target cannot be used. progress(label, done, total).
         """
+        gc.unfreeze()
+        engine = cls._load(settings, progress)
+        gc.collect()
+        gc.freeze()  # what loading made lasts; to look through it would stop a chat for half a second now and then
+        return engine
+
+    @classmethod
+    def _load(cls, settings: Settings, progress: Progress) -> Engine:
         sys.setswitchinterval(2e-4)  # two lanes share the interpreter: hand it over quickly
         folder = target_folder(fetch(settings.target, progress), progress)
         progress("Loading the target model", 0, 0)

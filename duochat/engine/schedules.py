@@ -42,6 +42,9 @@ class Schedule:
         """Whether the target's answer should wait for the drafting beside it to end."""
         return False
 
+    def read(self, tree: Tree) -> None:
+        """Make ready for `graft`, while the target is at work."""
+
     def graft(self, tree: Tree) -> None:
         """Hang candidates from other sources than the draft model below the new root."""
 
@@ -289,8 +292,11 @@ class Best(Schedule):
             gains.append((expected - self.rate * self.costs.target(n + 1), n))
         return nodes[: max(gains)[1]]
 
-    def graft(self, tree: Tree) -> None:
+    def read(self, tree: Tree) -> None:
         self.lookup.read(tree.context)
+
+    def graft(self, tree: Tree) -> None:
+        self.read(tree)
         if not self.reason:
             tree.graft(*self.lookup.continuation(tree.context))
 

@@ -24,7 +24,7 @@ from duochat.engine.target.rows import Rows
 from duochat.engine.target.shapes import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Shape
 from duochat.engine.target.tree_attention import FEW, TREE
 
-TOLERANCE = 0.3  # of the logits' spread: what bfloat16 may round, and far less than a fault changes
+TOLERANCE = 0.6  # root mean square, of the logits' spread: bfloat16 rounds half of it at most, a fault gives 1.4
 
 
 class Forward:
@@ -109,7 +109,7 @@ class Forward:
         got = self._attempt(label, self._trial)
         if got is None:
             return False
-        off = max(float((a - b).abs().max() / a.std()) for a, b in zip(wanted, got, strict=True))
+        off = max(float(((a - b).square().mean(-1).sqrt() / a.std(-1)).max()) for a, b in zip(wanted, got, strict=True))
         if not off < TOLERANCE:
             self.notes.append(f"{label} gave other logits (off by {off:.2g} of their spread)")
         return off < TOLERANCE
@@ -125,10 +125,14 @@ class Forward:
             return None
 
     def _trial(self) -> list[torch.Tensor]:
-        """Logits of forwards with one row and with two; on CUDA with as many as attention calls few, too."""
-        logits = []
+        """Logits of forwards with one row and with two; on CUDA with as many as attention calls few, too.
+
+        Of tokens from the middle of the vocabulary: those at its beginning may never have been trained, and what a
+        model makes of such a one depends on rounding alone.
+        """
+        logits, size = [], self.config.vocab_size
         for width in self._tried():
-            rows = Rows(range(1, 1 + width), (), 0, range(width))
+            rows = Rows([(size // 2 + i) % size for i in range(width)], (), 0, range(width))
             shape = Shape(width, width, min(256, self.cache.capacity))
             self.begin(rows, shape, Memo(self.cache.capacity), Sampling())
             self.answer(shape, width)

@@ -127,12 +127,12 @@ class Forward:
     def _trial(self) -> list[torch.Tensor]:
         """Logits of forwards with one row and with two; on CUDA with as many as attention calls few, too.
 
-        Of tokens from the middle of the vocabulary: those at its beginning may never have been trained, and what a
+        Of tokens well inside the vocabulary: those at its beginning may never have been trained, and what a
         model makes of such a one depends on rounding alone.
         """
         logits, size = [], self.config.vocab_size
         for width in self._tried():
-            rows = Rows([(size // 2 + i) % size for i in range(width)], (), 0, range(width))
+            rows = Rows([(size // 4 + i) % size for i in range(width)], (), 0, range(width))
             shape = Shape(width, width, min(256, self.cache.capacity))
             self.begin(rows, shape, Memo(self.cache.capacity), Sampling())
             self.answer(shape, width)

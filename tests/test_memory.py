@@ -115,3 +115,16 @@ def test_a_folder_without_a_model(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 9}')
     with pytest.raises(DuoChatError, match="cannot be loaded"):
         TorchTarget.load(tmp_path, device="cpu")
+
+
+def test_torch_keeps_one_thread_beside_a_gpu(monkeypatch, tmp_path):
+    """Its OpenMP pool and the draft's together would outnumber the cores."""
+    monkeypatch.setattr(loading, "pick_device", lambda _: torch.device("cuda"))
+    usual = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(DuoChatError):
+            loading.load(TorchTarget, tmp_path, threads=2)  # an empty folder
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(usual)

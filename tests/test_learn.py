@@ -180,7 +180,7 @@ def test_exercises_have_answers_that_follow_from_the_record():
 
 def test_figures_of_a_stand_in_say_what_it_stands_for():
     recording = Recording.read((learn.TRACES / "h200-duotree.jsonl").read_text("utf-8").splitlines())
-    assert "cost-faithful 7B) on NVIDIA H200" in learn.lesson(recording)["device"]
+    assert "the shape of llama-2-7b (cost-faithful) on NVIDIA H200" in learn.lesson(recording)["device"]
 
 
 def test_the_lesson_is_json_and_has_a_word_for_everything():

@@ -188,7 +188,7 @@ def available_cores() -> int:
 def thread_counts(cores: int) -> list[int]:
     """The numbers of draft threads worth a try: half of many cores, which two by two may be one; of few all but one.
 
-    Ten and twelve of 16 measured as the best, and then drafted half as much in a chat.
+    More of them may measure as the best alone, and draft less in a chat.
     """
     return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
 

@@ -51,7 +51,7 @@ class Engine:
         gc.unfreeze()
         engine = cls._load(settings, progress)
         gc.collect()
-        gc.freeze()  # what loading made lasts; to look through it would stop a chat for half a second now and then
+        gc.freeze()  # what loading made lasts; to look through it would stop a chat now and then
         return engine
 
     @classmethod

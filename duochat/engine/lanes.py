@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from duochat.engine.sampling import Sampling
 
@@ -100,13 +100,9 @@ class Target(Protocol):
         """
         ...
 
-    def begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[tuple[int, int]],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Callable[[], Answer]:
-        """`verify` in two steps: what is returned gives the answer. A device of its own computes in between."""
-        return partial(self.verify, context, tree, sampling, cancelled, progress)
+    def begin(self, *asked: Any) -> Callable[[], Answer]:
+        """`verify` in two steps, with all of its arguments: what is returned gives the answer.
+
+        A device of its own computes in between.
+        """
+        return partial(self.verify, *asked)

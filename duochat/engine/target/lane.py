@@ -75,7 +75,7 @@ class TorchTarget:
         return self._begin(context, tree, sampling, cancelled, progress)()
 
     def begin(self, *asked: Any) -> Callable[[], Answer]:
-        """See `lanes.Target.begin`; all five arguments are asked for."""
+        """See `lanes.Target.begin`."""
         return partial(self.verify, *asked) if self.device.type == "cpu" else self._begin(*asked)
 
     def _begin(

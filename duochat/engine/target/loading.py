@@ -37,7 +37,7 @@ def load(
     place = pick_device(device)
     kind = pick_dtype(dtype, place)
     if place.type != "cpu":
-        torch.set_num_threads(1)  # OpenMP pools that outnumber the cores sleep at barriers: twice the draft's time
+        torch.set_num_threads(1)  # OpenMP pools that together outnumber the cores sleep at barriers
     elif isinstance(threads, int):
         torch.set_num_threads(threads)
     config = read_config(folder)

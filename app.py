@@ -13,7 +13,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it at import, a
 from duochat import DuoChatError, terminal
 
 if TYPE_CHECKING:
-    from duochat.app.worker import Worker
+    from duochat.chat.worker import Worker
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,16 +31,16 @@ def main(arguments: Sequence[str]) -> int:
     settings = config.load(args.config, target=args.target, draft=args.draft, host=args.host, port=args.port)
     auth = credentials(args.auth)
 
-    from duochat.app import ui_web
-    from duochat.app.worker import Worker
+    from duochat.app import web
+    from duochat.chat.worker import Worker
 
-    ui_web.check_address(settings.host, settings.port, auth)
+    web.check_address(settings.host, settings.port, auth)
     worker = Worker(settings)  # loads the models while Gradio is imported
     threading.Thread(target=show_loading, args=[worker], daemon=True).start()
 
-    from duochat.app import ui
+    from duochat.app import page
 
-    ui.launch(settings, settings.host, settings.port, auth, open_browser=args.open, worker=worker)
+    page.launch(settings, settings.host, settings.port, auth, open_browser=args.open, worker=worker)
     return 0
 
 

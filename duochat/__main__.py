@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from duochat import DuoChatError, terminal
 
 if TYPE_CHECKING:
-    from duochat.app.chat import Chat, Options, Step
+    from duochat.chat.chat import Chat, Options, Step
     from duochat.config import Settings
     from duochat.engine.rounds import Round
 
@@ -54,13 +54,13 @@ def _dispatch(arguments: Sequence[str]) -> int:
     return args.run(args)
 
 
-def _lab(name: str, summary: str) -> Command:
-    """A command that lives in a module of its own in `duochat.lab`."""
+def _elsewhere(module: str, summary: str) -> Command:
+    """A command that lives in a module of its own."""
 
-    def module() -> Any:
-        return import_module(f"duochat.lab.{name}")
+    def loaded() -> Any:
+        return import_module(f"duochat.{module}")
 
-    return Command(summary, lambda parser: module().add_arguments(parser), lambda args: module().main(args))
+    return Command(summary, lambda parser: loaded().add_arguments(parser), lambda args: loaded().main(args))
 
 
 def _settings(args: argparse.Namespace, *names: str) -> Settings:
@@ -121,8 +121,8 @@ def _refuse_unfit(settings: Settings) -> None:
 
 
 def _load_chat(settings: Settings) -> tuple[Chat, Options]:
-    from duochat.app.chat import Options
-    from duochat.app.worker import load_chat
+    from duochat.chat.chat import Options
+    from duochat.chat.worker import load_chat
 
     bar = terminal.Bar()
     try:
@@ -209,7 +209,7 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def calibrate(args: argparse.Namespace) -> int:
     """Measure both devices, and print the draft budget that follows and the tokens per second to expect."""
-    from duochat.lab import simulate, tasks
+    from duochat.bench import simulate, tasks
 
     bar = terminal.Bar()
     talk, _ = _load_chat(_settings(args))
@@ -277,12 +277,12 @@ def models(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "chat": Command("answer one prompt", _chat_arguments, chat),
-    "bench": _lab("bench", "measure the decoders on the tasks"),
+    "bench": _elsewhere("bench.bench", "measure the decoders on the tasks"),
     "calibrate": Command("measure both devices", _calibrate_arguments, calibrate),
     "check": Command("does a draft fit a target?", _calibrate_arguments, check),
     "models": Command("presets, and what of them is here", _models_arguments, models),
-    "distill": _lab("distill", "make a draft for a target"),
-    "widen": _lab("widen", "make a target of another size with the same function, for timing"),
+    "distill": _elsewhere("distill.distill", "make a draft for a target"),
+    "widen": _elsewhere("distill.widen", "make a target of another size with the same function, for timing"),
 }
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from duochat import DuoChatError
-from duochat.app.chat import Chat
-from duochat.app.text import Tokenizer
+from duochat.chat.chat import Chat
+from duochat.chat.text import Tokenizer
 from duochat.engine.decoding import StopRule
 from duochat.engine.rounds import Draft, Round
 

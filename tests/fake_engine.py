@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from duochat.app.chat import Options, Step
+from duochat.chat.chat import Options, Step
 from duochat.engine.rounds import Batch, Draft, Round
 
 ANSWER = """**Speculative decoding** lets a small *draft* model guess several tokens ahead 🚀 as the large one checks.

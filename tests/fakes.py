@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from duochat.engine.budget import Costs
+from duochat.engine.costs import Costs
 from duochat.engine.lanes import Answer, Cancelled, Candidates, Target
 from duochat.engine.sampling import gumbel
 

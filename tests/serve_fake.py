@@ -24,8 +24,8 @@ def main() -> None:
     from fake_engine import FakeEngine
 
     from duochat import config
+    from duochat.app.page import launch
     from duochat.app.store import Store
-    from duochat.app.ui import launch
 
     store = Store(args.store or Path(tempfile.mkdtemp()) / "conversations.db")
     auth = tuple(args.auth.split(":", 1)) if args.auth else None

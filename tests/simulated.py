@@ -269,9 +269,9 @@ class SimulatedEngine:
 
 
 def main(file: str) -> None:
-    from duochat.app.chat import Options
-    from duochat.app.chat import Step as ChatStep
     from duochat.app.recording import Recording
+    from duochat.chat.chat import Options
+    from duochat.chat.chat import Step as ChatStep
 
     names = ("round", "text", "pieces", "draft_texts", "phase", "finish")
     steps = [ChatStep(**{n: getattr(s, n) for n in names}) for s in Simulation(PROSE).steps() if s.round]

@@ -12,13 +12,25 @@ import pytest
 from fakes import VOCAB, FakeDrafter, FakeTarget, costs
 
 from duochat import DuoChatError
-from duochat.engine.budget import Costs
+from duochat.bench import (
+    ablations,
+    bench,
+    contest,
+    contestants,
+    figures,
+    goals,
+    machine,
+    metrics,
+    report,
+    report_page,
+    tasks,
+)
+from duochat.bench.metrics import Run
+from duochat.engine.costs import Costs
 from duochat.engine.lanes import Answer, Cancelled, Candidates
 from duochat.engine.rounds import Batch, Draft, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Tree
-from duochat.lab import ablations, bench, contest, contestants, figures, goals, machine, metrics, page, report, tasks
-from duochat.lab.metrics import Run
 
 # ---------------------------------------------------------------- figures of one request
 
@@ -303,12 +315,12 @@ def test_the_page_can_be_made_again_from_the_results(tmp_path):
     measure(tmp_path, names=bench.DECODERS)
     made = (tmp_path / "out.html").read_bytes()
     results = next(path for path in tmp_path.glob("*.json"))
-    page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
+    report_page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
     assert (tmp_path / "again.html").read_bytes() == made
     for wrong in ("{}", "[]", "no JSON"):
         results.write_text(wrong)
         with pytest.raises(DuoChatError, match="no result of bench"):
-            page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
+            report_page.main(argparse.Namespace(results=results, html=tmp_path / "again.html"))
 
 
 def test_looks_differ_in_more_than_colour():
@@ -615,7 +627,7 @@ def pair(tmp_path_factory):
     from toy_models import write_gguf
 
     from duochat import config
-    from duochat.app.worker import load_chat
+    from duochat.chat.worker import load_chat
 
     folder = tmp_path_factory.mktemp("pair")
     path = write_gguf(folder / "toy.gguf", quantized=0)
@@ -626,7 +638,7 @@ def pair(tmp_path_factory):
 
 
 def test_all_peers_give_the_tokens_of_plain_decoding(pair):
-    from duochat.lab.peers import WAYS, Loader
+    from duochat.bench.peers import WAYS, Loader
 
     settings, talk = pair
     load = Loader(settings, talk.engine, 128, lambda *_: None)
@@ -645,7 +657,7 @@ def test_all_peers_give_the_tokens_of_plain_decoding(pair):
 
 
 def test_llama_cpp_needs_a_gguf_file(pair, tmp_path):
-    from duochat.lab.peers import Loader
+    from duochat.bench.peers import Loader
     from duochat.models import fetch, target_folder
 
     settings, talk = pair

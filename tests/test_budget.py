@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from duochat.engine.budget import Costs, Curve, beside, fewest, measure, thread_counts
+from duochat.engine.costs import Costs, Curve, beside, fewest, measure, thread_counts
 
 
 class Target:

@@ -5,8 +5,8 @@ import time
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
 
-from duochat.engine.budget import Costs
 from duochat.engine.calibration import contention
+from duochat.engine.costs import Costs
 
 
 class Disturbed(FakeTarget):

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Tokens
 from tokenizers import decoders, models
 
 from duochat import DuoChatError
-from duochat.app.chat import Chat, Options, conversation, fit
-from duochat.app.text import CHARACTER_PART, AnswerText, Tokenizer
+from duochat.chat.chat import Chat, Options, conversation, fit
+from duochat.chat.text import CHARACTER_PART, AnswerText, Tokenizer
 from duochat.config import load
 from duochat.engine.sampling import Sampling
 from duochat.models import fetch, target_folder

@@ -12,10 +12,10 @@ from toy_models import byte_level_vocabulary, write_gguf
 
 from duochat import DuoChatError, __main__, terminal
 from duochat.__main__ import COMMANDS, main
-from duochat.app import worker
-from duochat.app.chat import Chat, Step
+from duochat.bench import tasks
+from duochat.chat import worker
+from duochat.chat.chat import Chat, Step
 from duochat.engine.decoding import DECODERS
-from duochat.lab import tasks
 
 SAYS = [*byte_tokenizer().encode("Hello"), EOS]
 

@@ -8,7 +8,7 @@ import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
 
 from duochat import DuoChatError
-from duochat.engine.budget import Costs
+from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.rounds import Round, total
 from duochat.engine.sampling import Sampling

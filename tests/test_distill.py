@@ -13,11 +13,11 @@ gguf = pytest.importorskip("gguf")
 pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
 
 from duochat import DuoChatError  # noqa: E402
-from duochat.lab import agreement as agreement_command  # noqa: E402
-from duochat.lab import distill, gguf_file  # noqa: E402
-from duochat.lab.distill_eval import Answered, agreement  # noqa: E402
-from duochat.lab.distill_text import ANSWER, Format, Row, Text, Writer, plan  # noqa: E402
-from duochat.lab.distill_train import (  # noqa: E402
+from duochat.distill import agreement as agreement_command  # noqa: E402
+from duochat.distill import distill, gguf_file  # noqa: E402
+from duochat.distill.evaluate import Answered, agreement  # noqa: E402
+from duochat.distill.student import Llama, Shape  # noqa: E402
+from duochat.distill.training import (  # noqa: E402
     Plan,
     Student,
     Texts,
@@ -28,7 +28,7 @@ from duochat.lab.distill_train import (  # noqa: E402
     share_of_rate,
     student_of,
 )
-from duochat.lab.llama import Llama, Shape  # noqa: E402
+from duochat.distill.writing import ANSWER, Format, Row, Text, Writer, plan  # noqa: E402
 from duochat.models.trim import RANKING  # noqa: E402
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0

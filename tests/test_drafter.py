@@ -11,12 +11,12 @@ import pytest
 
 from duochat import DuoChatError
 from duochat.engine import choosing
-from duochat.engine import drafter as drafter_module
-from duochat.engine import llama as llama_module
 from duochat.engine.choosing import by_numpy, choose
-from duochat.engine.drafter import LlamaDrafter
 from duochat.engine.lanes import Cancelled, never
-from duochat.engine.llama import Llama
+from duochat.engine.llama import drafter as drafter_module
+from duochat.engine.llama import library as llama_module
+from duochat.engine.llama.drafter import LlamaDrafter
+from duochat.engine.llama.library import Llama
 from duochat.engine.sampling import Sampling, gumbel
 from duochat.engine.tree import Node
 from duochat.models.trim import RANKING

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from duochat.engine.target import few_rows
-from duochat.engine.target.few_rows import FewRows, Tiling
+from duochat.engine.pytorch import few_rows
+from duochat.engine.pytorch.few_rows import FewRows, Tiling
 
 INTERPRETED = """
 import torch
-from duochat.engine.target.few_rows import Tiling, product
+from duochat.engine.pytorch.few_rows import Tiling, product
 torch.manual_seed(0)
 weight = torch.randn(128, 512).half()
 for count in (1, 3, 16, 17, 32):

@@ -7,9 +7,9 @@ from simulated import PROSE, SimulatedEngine, Simulation
 
 from duochat import DuoChatError
 from duochat.app import hardware, learn, prediction
-from duochat.app.chat import Options, Step
 from duochat.app.prediction import Case, case_from, table_row, what_if
 from duochat.app.recording import Recording
+from duochat.chat.chat import Options, Step
 from duochat.engine.rounds import Draft, Round
 from duochat.engine.sampling import gumbel
 
@@ -253,7 +253,7 @@ def test_tables_escape_what_they_show():
 
 
 def test_costs_that_are_objects_become_dicts():
-    from duochat.engine.budget import Costs
+    from duochat.engine.costs import Costs
 
     made = hardware.as_dict(Costs.of({1: 0.05}, {1: 0.01}))
     assert hardware.chosen(made)["budget"] == pytest.approx(5)

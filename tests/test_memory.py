@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat import DuoChatError
+from duochat.engine.pytorch import TorchTarget, loading, memory
+from duochat.engine.pytorch.memory import GIB, Need
 from duochat.engine.sampling import Sampling
-from duochat.engine.target import TorchTarget, loading, memory
-from duochat.engine.target.memory import GIB, Need
 
 SEVEN = Need(linear=6_600_000_000, other=130_000_000, slot=2 * 32 * 32 * 128, size=2)
 CUDA = torch.device("cuda", 0)  # a card by its number: never spread

@@ -44,7 +44,7 @@ def theirs(target):
 
 
 def test_its_chat_template_is_the_models_own(folder):
-    from duochat.app.text import Tokenizer
+    from duochat.chat.text import Tokenizer
 
     tokenizer = Tokenizer.load(folder)
     prompt = tokenizer.prompt([{"role": "user", "content": "Hi"}])

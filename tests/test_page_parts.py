@@ -17,14 +17,14 @@ pytest.importorskip("gradio")
 from fake_engine import ANSWER, HOSTILE, FakeEngine
 
 from duochat import DuoChatError
-from duochat.app.chat import Options, Step
+from duochat.app.drawer import PRESETS, options_from, options_of, preset_of
+from duochat.app.page import dispatcher
+from duochat.app.picker import short_name
+from duochat.app.prose import Stream, render
+from duochat.app.room import Room, title_of
 from duochat.app.store import Store
-from duochat.app.ui import dispatcher
-from duochat.app.ui_markdown import Stream, render
-from duochat.app.ui_models import short_name
-from duochat.app.ui_room import Room, title_of
-from duochat.app.ui_settings import PRESETS, options_from, options_of, preset_of
-from duochat.app.ui_view import AHEAD, Look
+from duochat.app.view import AHEAD, Look
+from duochat.chat.chat import Options, Step
 
 # ---- markdown
 
@@ -161,7 +161,7 @@ def test_a_tab_that_missed_a_message_cannot_send(room: Room) -> None:
 
 def test_an_answer_is_kept_while_it_is_written(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies in the middle of an answer has its beginning on the disk."""
-    monkeypatch.setattr("duochat.app.ui_runs.KEEP_EVERY", 0.0)
+    monkeypatch.setattr("duochat.app.runs.KEEP_EVERY", 0.0)
     conversation = ask(room, "send", text="hello")
     room._engine.let.release()
     until(lambda: texts(room, conversation)[-1] == "one ")
@@ -224,7 +224,7 @@ def test_what_a_page_gets_joins_to_the_whole_answer(tmp_path: Path) -> None:
 def test_a_page_that_does_not_keep_up_is_not_overrun(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a word from the page it gets AHEAD values and then one a second; nothing piles up."""
     conversation = ask(room, "send", text="hello")
-    monkeypatch.setattr("duochat.app.ui_view.IDLE", 0.0)
+    monkeypatch.setattr("duochat.app.view.IDLE", 0.0)
     look, got = Look(), []
 
     async def watch() -> None:

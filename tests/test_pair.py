@@ -16,7 +16,7 @@ QUESTIONS = ["Write a Python function that reverses a string.", "Why is the sky 
 
 @pytest.fixture(scope="module")
 def pair():
-    from duochat.app.text import Tokenizer
+    from duochat.chat.text import Tokenizer
     from duochat.engine.engine import Engine
     from duochat.models import fetch, target_folder
 

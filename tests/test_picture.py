@@ -8,7 +8,7 @@ import pytest
 from simulated import PROSE, Simulation, Step
 
 from duochat.app import learn, race
-from duochat.app.render import Live, page_assets
+from duochat.app.frames import Live, page_assets
 from duochat.engine.rounds import Draft, Round
 
 pytestmark = pytest.mark.browser

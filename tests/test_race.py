@@ -8,9 +8,9 @@ from simulated import PROSE, SimulatedEngine, Simulation, Step
 
 from duochat import DuoChatError
 from duochat.app import race
-from duochat.app.chat import Options
-from duochat.app.chat import Step as RealStep
 from duochat.app.recording import Job, Jobs, Recording, checked_prompt, record
+from duochat.chat.chat import Options
+from duochat.chat.chat import Step as RealStep
 
 
 def recording(decoder="duotree", text=PROSE, **settings):

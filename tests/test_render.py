@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from simulated import PROSE, Simulation, Step
 
-from duochat.app.render import Live, decode_rate, displaced, draw_round, page_assets, recent
+from duochat.app.frames import Live, decode_rate, displaced, draw_round, page_assets, recent
 from duochat.engine.rounds import Batch, Draft, Round, total
 
 

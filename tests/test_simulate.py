@@ -9,13 +9,13 @@ import pytest
 from fakes import FakeDrafter, FakeTarget, path_of
 from test_decoding import check_identities, tokens
 
-from duochat.engine.budget import Costs
+from duochat.bench import hardware, simulate
+from duochat.bench.simulate import Friction, Recording
+from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.lanes import Candidates
 from duochat.engine.rounds import total
 from duochat.engine.sampling import Sampling
-from duochat.lab import hardware, simulate
-from duochat.lab.simulate import Friction, Recording
 
 T, D = 8.0, 1.0
 COSTS = Costs.of({1: T, 64: T}, {1: D, 8: D})

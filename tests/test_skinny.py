@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from duochat.engine import native
-from duochat.engine.target.skinny import SkinnyLinear, build, swap
+from duochat.engine import kernels
+from duochat.engine.pytorch.skinny import SkinnyLinear, build, swap
 
 torch.set_num_threads(1)
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
@@ -45,12 +45,12 @@ def test_swap_takes_float32_layers_only():
 
 
 def test_without_a_compiler_the_model_stays(monkeypatch, tmp_path):
-    monkeypatch.setattr(native.platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    monkeypatch.setattr(kernels.platformdirs, "user_cache_dir", lambda _: str(tmp_path))
     monkeypatch.setenv("CC", "false")
     build.cache_clear()
-    native.library.cache_clear()
+    kernels.library.cache_clear()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     assert not swap(model)
     assert type(model[0]) is torch.nn.Linear
     build.cache_clear()
-    native.library.cache_clear()
+    kernels.library.cache_clear()

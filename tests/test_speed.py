@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat import DuoChatError
-from duochat.lab import speed
+from duochat.bench import speed
 
 CPU = torch.device("cpu")
 torch.set_num_threads(1)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from duochat import DuoChatError
 from duochat.app import exchange
-from duochat.app.chat import Options
 from duochat.app.exchange import Entry, Parcel
 from duochat.app.store import Store, data_dir
+from duochat.chat.chat import Options
 
 STEPS = list(chat_that_says("Grüße 🙂").reply([{"role": "user", "content": "Hi"}], Options()))
 

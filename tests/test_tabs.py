@@ -24,15 +24,15 @@ class Engine(SimulatedEngine):
 @pytest.fixture(scope="module")
 def address():
     """A Blocks with the three tabs only."""
-    from duochat.app import hardware, learn, race, ui
-    from duochat.app.render import page_assets
+    from duochat.app import hardware, learn, page, race
+    from duochat.app.frames import page_assets
 
     engine = Engine(PROSE[:400])
     with gr.Blocks(analytics_enabled=False) as blocks, gr.Tabs():
         with gr.Tab("Race"):
-            race.build(ui.part, engine)
+            race.build(page.part, engine)
         with gr.Tab("Learn"):
-            learn.build(ui.part, engine)
+            learn.build(page.part, engine)
         with gr.Tab("Hardware") as tab:
             look, filled = hardware.build(engine)
         tab.select(look, None, filled)

@@ -12,14 +12,14 @@ from torch._dynamo.utils import counters
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled
+from duochat.engine.pytorch import TorchTarget, choose, forward, fused, masks
+from duochat.engine.pytorch.attention import EXACT, NAME, PRODUCTS, SPLIT, by_products, exactly
+from duochat.engine.pytorch.compiling import compile_layers
+from duochat.engine.pytorch.joining import join
+from duochat.engine.pytorch.memo import Memo
+from duochat.engine.pytorch.rows import Rows, parameters
+from duochat.engine.pytorch.shapes import Shape
 from duochat.engine.sampling import Sampling, gumbel, key
-from duochat.engine.target import TorchTarget, choose, forward, fused, masks
-from duochat.engine.target.attention import EXACT, NAME, PRODUCTS, SPLIT, by_products, exactly
-from duochat.engine.target.compiling import compile_layers
-from duochat.engine.target.joining import join
-from duochat.engine.target.memo import Memo
-from duochat.engine.target.rows import Rows, parameters
-from duochat.engine.target.shapes import Shape
 
 torch.set_num_threads(1)
 VOCAB = 97

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from fakes import FakeDrafter, FakeTarget, choose, costs, logits
 
+from duochat.bench.ties import GREEDY, PLAIN, answer, compare, study
 from duochat.engine.engine import Engine
-from duochat.lab.ties import GREEDY, PLAIN, answer, compare, study
 
 PROMPT = [7, 8, 9]
 

@@ -10,14 +10,14 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from duochat.engine.target import TorchTarget, tree_attention
-from duochat.engine.target.attention import NAME, SPLIT, attend, in_stretches
-from duochat.engine.target.compiling import vary
-from duochat.engine.target.tree_attention import TREE, Tiling, attend_few
+from duochat.engine.pytorch import TorchTarget, tree_attention
+from duochat.engine.pytorch.attention import NAME, SPLIT, attend, in_stretches
+from duochat.engine.pytorch.compiling import vary
+from duochat.engine.pytorch.tree_attention import TREE, Tiling, attend_few
 
 INTERPRETED = """
 import torch
-from duochat.engine.target.tree_attention import Tiling, attend_few, mixed
+from duochat.engine.pytorch.tree_attention import Tiling, attend_few, mixed
 torch.manual_seed(0)
 
 def check(rows, group, span, size, tiling):

@@ -6,9 +6,9 @@ from test_drafter import GREEDY, VOCABULARY, grow, root_of, write_tiny_model
 
 from duochat import DuoChatError
 from duochat.engine.choosing import choose
-from duochat.engine.drafter import LlamaDrafter
 from duochat.engine.lanes import never
-from duochat.engine.llama import Llama
+from duochat.engine.llama.drafter import LlamaDrafter
+from duochat.engine.llama.library import Llama
 from duochat.engine.sampling import Sampling
 from duochat.models.trim import ALL, named, trim
 

@@ -8,8 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat import DuoChatError
-from duochat.engine.target import TorchTarget, widened
-from duochat.engine.target.widened import Shape, widen
+from duochat.engine.pytorch import TorchTarget, widened
+from duochat.engine.pytorch.widened import Shape, widen
 
 
 def small(**changes):

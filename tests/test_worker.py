@@ -13,12 +13,12 @@ import pytest
 from fake_chat import FakeSettings, load_fake
 
 from duochat import DuoChatError
-from duochat.app.chat import Options
-from duochat.app.worker import Worker
+from duochat.chat.chat import Options
+from duochat.chat.worker import Worker
 from duochat.config import load
 
 ASK = [{"role": "user", "content": "Hi"}]
-multiprocessing.set_forkserver_preload(["duochat.app.worker", "fake_chat"])
+multiprocessing.set_forkserver_preload(["duochat.chat.worker", "fake_chat"])
 FAST = {"start_method": "forkserver"}  # a process in milliseconds; the tests of orphans start it as the app does
 LONG = FakeSettings(text="tick " * 800, rate=60)
 
@@ -335,7 +335,7 @@ PARENT = """
 import sys, time
 sys.path.insert(0, {tests!r})
 from fake_chat import FakeSettings, load_fake
-from duochat.app.worker import Worker
+from duochat.chat.worker import Worker
 if __name__ == "__main__":
     worker = Worker(FakeSettings(), load_fake)
     while worker.status()["state"] != "ready":

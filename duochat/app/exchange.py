@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app.chat import ROLES, Step, plain
+from duochat.chat.chat import ROLES, Step, plain
 
 FORMAT = "duochat-conversations"
 VERSION = 1

@@ -17,10 +17,10 @@ import yaml
 
 from duochat import DuoChatError
 from duochat.app import hardware
-from duochat.app.chat import Options
+from duochat.app.frames import ASSETS, decode_rate
 from duochat.app.prediction import FORMULAS, case_from, what_if
 from duochat.app.recording import Engine, Job, Jobs, Recording, checked_prompt, record
-from duochat.app.render import ASSETS, decode_rate
+from duochat.chat.chat import Options
 from duochat.engine.rounds import Draft, Round
 from duochat.engine.sampling import gumbel
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from duochat import DuoChatError, __version__
-from duochat.app.chat import Options, Step
+from duochat.app.frames import ASSETS, page_assets
 from duochat.app.recording import Engine, Job, Jobs, Recording, checked_prompt, record
-from duochat.app.render import ASSETS, page_assets
+from duochat.chat.chat import Options, Step
 
 FORMAT = "duochat-race"
 DECODERS = {

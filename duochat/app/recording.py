@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from duochat import DuoChatError
-from duochat.app.chat import Options, Step
-from duochat.app.render import Frame, Live
+from duochat.app.frames import Frame, Live
+from duochat.chat.chat import Options, Step
 from duochat.engine.rounds import Round, Stats, total
 
 FORMAT = "duochat-trace"

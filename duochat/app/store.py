@@ -17,8 +17,8 @@ from typing import Any
 
 from duochat import DuoChatError
 from duochat.app import exchange
-from duochat.app.chat import ROLES, Step
 from duochat.app.database import Database, data_dir
+from duochat.chat.chat import ROLES, Step
 
 TRASH_DAYS = 30  # how long a deleted conversation can be restored
 LONGEST_TITLE = 200

@@ -10,7 +10,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-from duochat.engine.budget import Costs, available_cores, measure
+from duochat.engine.costs import Costs, available_cores, measure
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target
 from duochat.engine.rounds import Round

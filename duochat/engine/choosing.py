@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from duochat.engine import native
+from duochat.engine import kernels
 from duochat.engine.lanes import Candidates
 from duochat.engine.sampling import Sampling, key, uniform
 
@@ -43,7 +43,7 @@ def choose(
 
 @cache
 def _kernel() -> Callable[..., int] | None:
-    library = native.library(Path(__file__).with_suffix(".c"), "-ffast-math")
+    library = kernels.library(Path(__file__).with_suffix(".c"), "-ffast-math")
     if library is None:
         return None
     pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float

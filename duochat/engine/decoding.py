@@ -16,7 +16,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from duochat.engine.budget import Costs
+from duochat.engine.costs import Costs
 from duochat.engine.lanes import Answer, Cancelled, Drafter, Target, never
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling

@@ -13,13 +13,13 @@ from typing import Any
 
 from duochat import DuoChatError
 from duochat.config import Settings
-from duochat.engine.budget import Costs, available_cores
 from duochat.engine.calibration import calibrate
+from duochat.engine.costs import Costs, available_cores
 from duochat.engine.decoding import Request, decode
-from duochat.engine.drafter import LlamaDrafter
 from duochat.engine.lanes import Drafter, Target, never
+from duochat.engine.llama.drafter import LlamaDrafter
+from duochat.engine.pytorch import TorchTarget
 from duochat.engine.rounds import Round
-from duochat.engine.target import TorchTarget
 from duochat.engine.tree import Acceptance
 from duochat.models import Progress, cache_dir, fetch, require_pair, target_folder
 from duochat.models.store import silent

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from duochat.engine.budget import Costs
+from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Node, Tree
 

@@ -1,0 +1,133 @@
+"""The drawer with what an answer is made with: decoder, sampling, stop strings, system prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import gradio as gr
+
+from duochat import DuoChatError
+from duochat.chat.chat import Options
+
+DECODERS = {
+    "duotree": (
+        "DuoTree",
+        "Both at once. Guesses grow as a tree that lives on from round to round, also for rejections.",
+    ),
+    "duodecoding": (
+        "DuoDecoding",
+        "Both at once, as in the paper: the budget fits the hardware, several short chains.",
+    ),
+    "speculative": ("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
+    "autoregressive": ("Plain", "The target alone, one token at a time. The measure for all others."),
+}
+PRESETS = {
+    "Precise": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "Balanced": {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.0},
+    "Creative": {"temperature": 1.1, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
+}
+SHAPED = ("temperature", "top_k", "top_p", "min_p")
+
+
+def slider(low: float, high: float, value: float, step: float, label: str, info: str) -> gr.Slider:
+    return gr.Slider(low, high, value, step=step, label=label, info=info)
+
+
+def number(value: int, label: str, info: str) -> gr.Number:
+    """No minimum: Gradio would refuse the event without a word to the page; `options_from` says what is wrong."""
+    return gr.Number(value, precision=0, label=label, info=info)
+
+
+def stop_lines(stop: tuple[str, ...]) -> str:
+    """Stop strings as the text field shows them: one a line, a line end within as \\n."""
+    return "\n".join(s.replace("\n", "\\n") for s in stop)
+
+
+class Controls:
+    """Build inside a Blocks. `inputs` are the components, in the order of Options' fields."""
+
+    def __init__(self, defaults: Options, context_length: int) -> None:
+        self.decoder = gr.Radio(
+            [(f"{name}: {line}", key) for key, (name, line) in DECODERS.items()], value=defaults.decoder,
+            label="Decoder", elem_id="decoder",
+        )  # fmt: skip
+        self.preset = gr.Radio(list(PRESETS), value=preset_of(defaults), label="Sampling", elem_id="preset")
+        self._sampling(defaults)
+        self._limits(defaults, context_length)
+        self.inputs = [getattr(self, f.name) for f in fields(Options)]
+        self._join()
+
+    def _sampling(self, d: Options) -> None:
+        self.temperature = slider(0, 2, d.temperature, 0.05, "Temperature", "0: always the likeliest token")
+        self.top_p = slider(0.05, 1, d.top_p, 0.01, "Top-p", "1: off")
+        self.top_k = slider(0, 200, d.top_k, 1, "Top-k", "0: off")
+        self.min_p = slider(0, 0.5, d.min_p, 0.01, "Min-p", "0: off")
+        self.seed = number(d.seed, "Seed", "The same seed gives the same text with every decoder")
+
+    def _limits(self, d: Options, context_length: int) -> None:
+        self.max_tokens = slider(1, context_length, d.max_tokens, 1, "Max tokens", "An answer ends here at the latest")
+        self.draft_budget = number(d.draft_budget or 0, "Draft budget γ", "0: computed from this machine's speed")
+        self.stop = gr.Textbox(
+            stop_lines(d.stop), lines=1, max_lines=4, label="Stop strings",
+            info="One a line; the answer ends before them. \\n is a line end",
+        )  # fmt: skip
+        self.system = gr.Textbox(
+            d.system, lines=3, max_lines=12, label="System prompt", elem_id="system",
+            placeholder="What the model shall be or do",
+        )  # fmt: skip
+
+    def _join(self) -> None:
+        """A preset moves the sliders; a moved slider leaves the preset."""
+        sliders = [getattr(self, name) for name in SHAPED]
+        quiet = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
+        self.preset.input(lambda name: [PRESETS[name][k] for k in SHAPED], self.preset, sliders, **quiet)
+        for slider in sliders:
+            slider.input(preset_of_values, sliders, self.preset, **quiet)
+
+    def updates(self, options: Options) -> list[Any]:
+        """Values for `inputs`, then for the preset."""
+        values = [getattr(options, f.name) for f in fields(Options)]
+        shown = {"stop": stop_lines(options.stop), "draft_budget": options.draft_budget or 0}
+        return [shown.get(f.name, v) for f, v in zip(fields(Options), values, strict=True)] + [preset_of(options)]
+
+
+def options_from(values: Sequence[Any], context_length: int) -> Options:
+    """Options from the components' values. Raises DuoChatError on the first one that no answer can be made with."""
+    raw = dict(zip((f.name for f in fields(Options)), values, strict=True))
+    for name in ("seed", "max_tokens", "top_k", "draft_budget"):
+        raw[name] = _whole(name, raw[name])
+    raw["draft_budget"] = raw["draft_budget"] or None
+    raw["stop"] = tuple(line.replace("\\n", "\n") for line in str(raw["stop"] or "").split("\n") if line)
+    raw["system"] = str(raw["system"] or "")
+    options = Options(**raw)
+    options.check(context_length)
+    return options
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number field that was emptied counts as 0."""
+    try:
+        return int(value or 0)
+    except (TypeError, ValueError, OverflowError):
+        raise DuoChatError(f"{name} is {value}: give a whole number in the settings.") from None
+
+
+def options_of(kept: dict[str, Any], defaults: Options) -> Options:
+    """Options from what a conversation has kept; what is missing or unknown is taken from the defaults."""
+    known = {f.name: kept[f.name] for f in fields(Options) if f.name in kept}
+    if "stop" in known:
+        known["stop"] = tuple(known["stop"])
+    return replace(defaults, **known)
+
+
+def preset_of(options: Options) -> str | None:
+    return preset_of_values(*(getattr(options, name) for name in SHAPED))
+
+
+def preset_of_values(*values: float) -> str | None:
+    """The name of the preset that the values of SHAPED make, None for none."""
+    return next(
+        (n for n, p in PRESETS.items() if all(abs(p[k] - v) < 1e-9 for k, v in zip(SHAPED, values, strict=True))), None
+    )

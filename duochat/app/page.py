@@ -1,0 +1,236 @@
+"""The page: Gradio Blocks with the chat, the picture and the tabs, and `launch`, which serves it.
+
+Gradio carries values; `assets/page/*.js` draws them. Every handler answers with a value also when it fails, so the
+page never waits for something that will not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio asks outside hosts otherwise
+
+import gradio as gr
+
+from duochat import DuoChatError
+from duochat.app import frames, hardware, learn, race, web
+from duochat.app.drawer import Controls, options_from, options_of
+from duochat.app.picker import Models
+from duochat.app.room import Room
+from duochat.app.store import Store
+from duochat.app.view import Look
+from duochat.chat.chat import Options
+
+QUEUE_SLEEP = 0.02  # seconds between two looks of Gradio's queue; its own 1 ms costs a tenth of a core, all the time
+MANY_TABS = 1000  # tabs remembered
+UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
+QUIET = {"show_progress": "hidden", "api_visibility": "private"}
+LIVE = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
+HEAD = """
+<meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">
+<meta name="color-scheme" content="light dark">
+<link rel="manifest" href="manifest.json"><link rel="icon" href="page/icon.svg" type="image/svg+xml">
+{styles}{scripts}
+"""
+STYLES = ("page.css", "chat.css", "picture.css")
+SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", *frames.SCRIPTS)
+PART = """
+const call = async (name, action) => {{
+  const answer = await server.serve_part({{ name, action }});
+  if (answer == null) throw new Error("The server does not answer: see whether it still runs.");
+  return answer;
+}};
+const calls = new Proxy({{}}, {{ get: (_, name) => (action = {{}}) => call(name, action) }});
+duochat.{name}(element, {{ props, trigger, watch, server: calls }}); /* events: {events} */
+"""
+
+log = logging.getLogger("duochat")
+
+
+class Page:
+    """The Blocks of the page and their handlers."""
+
+    def __init__(self, room: Room, models: Models) -> None:
+        self.room, self.models = room, models
+        self._looks: OrderedDict[str, Look] = OrderedDict()  # tab -> its latest look; an older one ends
+        self.blocks = gr.Blocks(title="DuoChat", analytics_enabled=False, fill_width=True)
+        with self.blocks:
+            self._build()
+        self.blocks._queue.sleep_when_free = QUEUE_SLEEP
+
+    def _build(self) -> None:
+        room, models = self.room, self.models
+        with gr.Sidebar(width=272, elem_id="side-bar"):
+            self.side = part("side", serve=[room.conversations, room.change, models.state, models.models, models.use])
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
+                served = [room.stop, room.choose, room.change, room.view.look, self.heard]
+                self.chat = part("chat", "'ask' 'open'", serve=served)
+                self.picture = part("picture", serve=[room.view.picture])
+            self._build_tabs()
+        with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
+            self.controls = Controls(room.defaults, models.settings.context_length)
+        shown = [self.chat, self.picture, *self.controls.inputs, self.controls.preset]
+        asked = self.chat.ask(self.ask, self.controls.inputs, shown[:2], **LIVE)
+        asked.failure(None, js="() => duochat.chat_.failed()")
+        self.chat.open(self.open, None, shown, **LIVE)
+
+    def _build_tabs(self) -> None:
+        with gr.Tab("Race", id="race"):
+            race.build(part, self.models.worker)
+        with gr.Tab("Learn", id="learn"):
+            learn.build(part, self.models.worker)
+        with gr.Tab("Hardware", id="hardware") as tab:
+            look, filled = hardware.build(self.models.worker, sentence)
+        tab.select(look, None, filled, **QUIET)
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, event: gr.EventData, *values: Any) -> AsyncIterator[tuple[Any, Any]]:
+        """Send, retry, edit or continue; then show the answer as it comes."""
+        action = dict(event._data or {})
+        ticket = action.get("ticket")
+        try:
+            options = options_from(values, self.models.settings.context_length)
+            conversation = await asyncio.to_thread(self.room.ask, action, options)
+            async for shown in self._watch(str(action.get("tab")), conversation):
+                yield values_of({"ticket": ticket, **shown})
+        except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
+            yield values_of({"ticket": ticket, "refused": sentence(fault)})
+
+    async def open(self, event: gr.EventData) -> AsyncIterator[tuple[Any, ...]]:
+        """Show a conversation, and its answer if one is being written."""
+        action = dict(event._data or {})
+        conversation = str(action.get("conversation") or "")
+        skipped = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
+        settings = skipped
+        try:
+            if found := self.room.store.get(conversation):
+                settings = self.controls.updates(options_of(found.settings, self.room.defaults))
+            async for shown in self._watch(str(action.get("tab")), conversation):
+                yield (*values_of(shown), *settings)
+                settings = skipped
+        except Exception as fault:  # noqa: BLE001
+            yield (*values_of({"refused": sentence(fault)}), *skipped)
+
+    async def _watch(self, tab: str, conversation: str) -> AsyncIterator[dict[str, Any]]:
+        if tab in self._looks:
+            self._looks.pop(tab).open = False
+        look = self._looks[tab] = Look()
+        while len(self._looks) > MANY_TABS:
+            self._looks.popitem(last=False)[1].open = False
+        async for shown in self.room.view.watch(conversation, look):
+            yield {"conversation": conversation, "number": look.number(), **shown}
+
+    def heard(self, action: dict[str, Any]) -> dict[str, Any]:
+        """The page has drawn the value of that number."""
+        if look := self._looks.get(str(action.get("tab"))):
+            look.heard = max(look.heard, int(action["number"]))
+        return {}
+
+
+def part(name: str, events: str = "", serve: Sequence[Callable[[dict[str, Any]], Any]] = ()) -> gr.HTML:
+    """A gr.HTML that a script of the page draws: duochat.<name>(element, tools).
+
+    serve: what the script may call, as `await tools.server.<function's name>(action)`.
+    """
+    return gr.HTML(
+        value="", html_template="<div></div>", js_on_load=PART.format(name=name, events=events), elem_id=name,
+        apply_default_css=False, server_functions=[dispatcher(serve)],
+    )  # fmt: skip
+
+
+def dispatcher(serve: Sequence[Callable[[dict[str, Any]], Any]]) -> Callable[[dict[str, Any]], Any]:
+    """One function for all that a part serves: Gradio makes each an attribute of the component, where names clash."""
+    known = {do.__name__: do for do in serve}
+
+    def serve_part(call: dict[str, Any]) -> Any:
+        """call: {"name", "action"}. Gives what the function gives, or {"refused": sentence}."""
+        try:
+            return known[call["name"]](dict(call.get("action") or {}))
+        except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
+            return {"refused": sentence(fault)}
+
+    return serve_part
+
+
+_serial = itertools.count(1)
+
+
+def values_of(shown: dict[str, Any]) -> tuple[Any, Any]:
+    """Values for the chat and the picture; each differs from the one before, so that none goes unnoticed."""
+    frames = shown.pop("frames", None)
+    head = {"serial": next(_serial), "conversation": shown.get("conversation"), "message": shown.pop("message", None)}
+    return wire({**head, **shown}), wire({**head, "frames": frames}) if frames else gr.skip()
+
+
+def wire(value: dict[str, Any]) -> str:
+    """JSON as one string: Gradio sends structured values as patches, which its client cannot always apply."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def sentence(fault: Exception) -> str:
+    """What the user reads of a fault; one that nobody expected is logged too."""
+    if isinstance(fault, DuoChatError):
+        return str(fault)
+    log.error("the page failed", exc_info=fault)
+    return UNEXPECTED.format(type(fault).__name__)
+
+
+def head() -> str:
+    """Links to the page's own styles and scripts, with their age so that no browser keeps an old one."""
+
+    def tag(pattern: str, names: tuple[str, ...]) -> str:
+        files = [web.PAGE / name for name in names]
+        return "".join(pattern.format(f"page/{f.name}?{f.stat().st_mtime_ns}") for f in files if f.exists())
+
+    katex = sorted(Path(gr.__file__).parent.glob("templates/frontend/assets/katex-*"))
+    styles = tag('<link rel="stylesheet" href="{}">', STYLES)
+    for file in katex:  # Gradio's own copy typesets formulas; without it their source is shown
+        styles += f'<link rel="stylesheet" href="assets/{file.name}">' if file.suffix == ".css" else ""
+        styles += f'<meta name="katex" content="/assets/{file.name}">' if file.suffix == ".js" else ""
+    return HEAD.format(styles=styles, scripts=tag('<script src="{}"></script>', SCRIPTS))
+
+
+def launch(
+    settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
+    open_browser: bool = False, worker: Any = None, store: Store | None = None,
+) -> None:  # fmt: skip
+    """Serve the page until interrupted.
+
+    auth: (user, password), required when host is not loopback. worker: what answers (`reply`), by default a Worker of
+    the settings. Raises DuoChatError when the address cannot be used.
+    """
+    web.check_address(host, port, auth)
+    if worker is None:
+        from duochat.chat.worker import Worker
+
+        worker = Worker(settings)
+    room = Room(worker, store or Store(), Options.of(settings))
+    page = Page(room, Models(worker, settings))
+    app = gr.mount_gradio_app(
+        web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, auth=auth,
+        footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
+        mcp_server=False, theme=theme(),
+    )  # fmt: skip
+    try:
+        web.serve(app, host, port, open_browser)
+    finally:
+        room.close()
+        if hasattr(worker, "close"):
+            worker.close()
+
+
+def theme() -> gr.themes.Base:
+    """System fonts: nothing is fetched from a font server."""
+    sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
+    mono = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace")
+    return gr.themes.Base(font=sans, font_mono=mono, primary_hue="blue", neutral_hue="stone", radius_size="lg")

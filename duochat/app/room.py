@@ -1,0 +1,179 @@
+"""What a page does with conversations: ask, retry, edit, continue, undo, switch versions. No Gradio here.
+
+A room joins the store (what was said), the runs (what is being said) and the view (what a page sees of both).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from duochat import DuoChatError
+from duochat.app import hardware
+from duochat.app.load import Machine
+from duochat.app.runs import Run, Runs
+from duochat.app.store import Message, Store
+from duochat.app.view import View, meta_of
+from duochat.chat.chat import Options, Step
+
+TITLE = 48  # characters of the first message that name a conversation
+LONGEST_MESSAGE = 200_000  # characters
+
+
+class Room:
+    """One for the whole app; every tab and user meets here."""
+
+    def __init__(self, engine: Any, store: Store, defaults: Options) -> None:
+        self._engine, self.store, self.defaults = engine, store, defaults
+        machine = Machine()
+        self.runs = Runs(engine, self._keep, machine.load, self._plain_rate)
+        self.view = View(store, self.runs, machine)
+        self._asking = threading.Lock()
+
+    def close(self) -> None:
+        """Stop all answers and keep what they have."""
+        self.runs.close()
+
+    def ask(self, action: dict[str, Any], options: Options) -> str:
+        """Do what the page asks and return the conversation's id.
+
+        action: {"kind", "conversation", "message", "text"}; kinds: send, retry, edit, continue. Raises DuoChatError.
+        """
+        kind, text = str(action.get("kind")), str(action.get("text") or "")
+        do = {"send": self._send, "retry": self._retry, "edit": self._edit, "continue": self._continue}.get(kind)
+        if do is None:
+            raise DuoChatError(f"The page asked for something unknown ({kind}): reload it.")
+        with self._asking:  # two tabs may ask at once
+            conversation = self._conversation(action, options)
+            if self.runs.of(conversation):
+                raise DuoChatError("This conversation is still being answered: press Stop first.")
+            do(conversation, action, text, options)
+            self.store.configure(conversation, asdict(options))
+        return conversation
+
+    def _conversation(self, action: dict[str, Any], options: Options) -> str:
+        wanted = action.get("conversation")
+        if wanted and self.store.get(str(wanted)):
+            return str(wanted)
+        if action.get("kind") == "send":
+            return self.store.create(asdict(options)).id
+        raise DuoChatError("This conversation is no longer there: open another one in the side bar.")
+
+    def _send(self, conversation: str, action: dict[str, Any], text: str, options: Options) -> None:
+        self._check(text)
+        thread = self.store.thread(conversation)
+        parent = thread[-1].id if thread else None
+        if "after" in action and action["after"] != parent:
+            raise DuoChatError("This conversation went on in another tab: look at it, then send again.")
+        asked = self.store.add(conversation, parent, "user", text)
+        if not thread:
+            self.store.rename(conversation, title_of(text))
+        self._run(conversation, asked.id, options)
+
+    def _retry(self, conversation: str, action: dict[str, Any], _text: str, options: Options) -> None:
+        message = self._message(conversation, action)
+        self._run(conversation, message.id if message.role == "user" else message.parent, options)
+
+    def _edit(self, conversation: str, action: dict[str, Any], text: str, options: Options) -> None:
+        """A changed message becomes a new version beside the old one; a user's message is answered anew."""
+        self._check(text)
+        message = self._message(conversation, action)
+        new = self.store.add(conversation, message.parent, message.role, text, {"edited": True})
+        if message.role == "user":
+            self._run(conversation, new.id, options)
+
+    def _continue(self, conversation: str, action: dict[str, Any], _text: str, options: Options) -> None:
+        message = self._message(conversation, action)
+        self._run(conversation, message.parent, options, before=message.content)
+
+    def _run(self, conversation: str, parent: int | None, options: Options, before: str = "") -> None:
+        self.store.settle(conversation, parent)
+        past = [{"role": m.role, "content": m.content} for m in self.store.thread(conversation)]
+        answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
+        messages = [*past, {"role": "assistant", "content": before}] if before else past
+        self.runs.start(Run(conversation, answer.id, messages, options, before))
+
+    def _plain_rate(self) -> float | None:
+        """Tokens/s of plain decoding as the calibration measured it."""
+        forward = hardware.known(self._engine).get("plain")
+        return 1 / forward if forward else None
+
+    def _message(self, conversation: str, action: dict[str, Any]) -> Message:
+        found = [m for m in self.store.thread(conversation) if m.id == action.get("message")]
+        if not found:
+            raise DuoChatError("That message is no longer part of this conversation: reload the page.")
+        return found[0]
+
+    @staticmethod
+    def _check(text: str) -> None:
+        if not text.strip():
+            raise DuoChatError("The message is empty: write something first.")
+        if len(text) > LONGEST_MESSAGE:
+            raise DuoChatError(f"The message is longer than {LONGEST_MESSAGE:,} characters: shorten it.")
+
+    def stop(self, action: dict[str, Any]) -> dict[str, Any]:
+        if run := self.runs.of(str(action.get("conversation"))):
+            self.runs.stop(run)
+        return {}
+
+    def choose(self, action: dict[str, Any]) -> dict[str, Any]:
+        """Show another version of a message; returns the thread."""
+        conversation = str(action.get("conversation"))
+        self.store.select(conversation, int(action["message"]))
+        return self.view.thread(conversation)
+
+    def conversations(self, action: dict[str, Any]) -> dict[str, Any]:
+        """The conversations that the query finds, the latest first."""
+        found = self.store.conversations(str(action.get("query") or ""))
+        listed = [
+            {"id": c.id, "title": c.title, "updated": c.updated, "running": self.runs.of(c.id) is not None}
+            for c in found
+        ]
+        return {"notice": self.store.notice, "conversations": listed}
+
+    def change(self, action: dict[str, Any]) -> dict[str, Any]:
+        """Rename, delete, restore, undo, export or import."""
+        do = {
+            "rename": self._rename, "delete": self._delete, "restore": self._restore, "undo": self._undo,
+            "export": self._export, "import": self._import,
+        }[action["do"]]  # fmt: skip
+        return do(str(action.get("conversation")), action) or {}
+
+    def _rename(self, conversation: str, action: dict[str, Any]) -> None:
+        self.store.rename(conversation, str(action.get("title")))
+
+    def _delete(self, conversation: str, action: dict[str, Any]) -> None:
+        self.stop(action)
+        self.store.delete(conversation)
+
+    def _restore(self, conversation: str, _action: dict[str, Any]) -> None:
+        self.store.restore(conversation)
+
+    def _export(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        """A file's name and text; of all conversations when the action names none."""
+        if not action.get("conversation"):
+            return {"name": "duochat-conversations.json", "text": self.store.export(None)}
+        found = self.store.get(conversation)
+        name = re.sub(r"[^\w-]+", "-", found.title if found else "").strip("-").lower()[:60] or "conversation"
+        ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
+        return {"name": f"{name}.{ending}", "text": self.store.export(conversation, form)}
+
+    def _import(self, _conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        return {"conversation": self.store.import_(str(action.get("text")))[0].id}
+
+    def _undo(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        """Take the message and what followed it out of view; its text goes back to the composer."""
+        message = self._message(conversation, action)
+        self.store.settle(conversation, message.parent)
+        return {**self.view.thread(conversation), "text": message.content}
+
+    def _keep(self, run: Run, steps: list[Step] | None) -> None:
+        self.store.update(run.message, run.before + run.text, meta_of(run), steps)
+
+
+def title_of(text: str) -> str:
+    """The first line of a message, cut at a word."""
+    line = " ".join(text.split())
+    return line if len(line) <= TITLE else line[:TITLE].rsplit(" ", 1)[0] + "…"

@@ -1,0 +1,1 @@
+"""Measuring: tasks, contestants, report, and the schedules on a virtual clock."""

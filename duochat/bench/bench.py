@@ -1,0 +1,283 @@
+"""The benchmark: tasks x decoders in one process -> tables, JSON and HTML. How it measures: `contest`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import Any
+
+from duochat import DuoChatError, config, terminal
+from duochat.bench import goals, hardware, machine, report, simulate, tasks
+from duochat.bench.ablations import variants
+from duochat.bench.contest import Bench, Plan
+from duochat.bench.contestants import PEERS, Contestant, Decoder
+from duochat.bench.metrics import REFERENCE, Run
+from duochat.engine.costs import GPU_WIDTHS
+from duochat.engine.decoding import DECODERS
+from duochat.engine.pytorch import widened
+from duochat.engine.sampling import Sampling
+from duochat.models import cache_dir
+
+UNEQUAL = 1  # exit status
+SAVE_EVERY = 10.0  # seconds
+
+
+# ---------------------------------------------------------------- the command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tasks", metavar="A,B|all", default="all", help=f"of {', '.join(tasks.TASKS)}")
+    parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
+    parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
+    parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
+    parser.add_argument("--ablate", action="store_true", help="also our decoders with one thing taken away each")
+    parser.add_argument("--simulate", action="store_true", help="also predict what other hardware would give")
+    parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
+    parser.add_argument("--max-tokens", metavar="N", type=_positive, help="of each answer (128; without a GPU 96)")
+    parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the first repeat; the next has S + 1")
+    parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="times that everything is asked")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="where the results go (default: the cache folder)")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="where the report goes (default: beside the JSON)")
+    parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
+    terminal.add_pair(parser)
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print and write the report. Status 1 when a decoder's tokens are not plain decoding's."""
+    from duochat.chat.worker import load_chat
+
+    args.json = args.json or cache_dir() / "bench" / "latest.json"
+    args.html = args.html or args.json.with_suffix(".html")
+    for path in (args.json, args.html):
+        check_writable(path)
+    args.max_tokens = args.max_tokens or (128 if machine.gpus() else 96)
+    names, rivals = chosen_decoders(args.decoders), chosen("peer", args.peers, PEERS)
+    plan = read_plan(args)
+    settings = config.load(args.config, target=args.target, draft=args.draft)
+    about = {"settings": describe_settings(args, settings, [*names, *rivals]), "machine": machine.describe()}
+    if sentence := machine.warning(about["machine"]):
+        terminal.report(sentence)
+    bar = terminal.Bar()
+    talk = load_chat(settings, bar)
+    if talk.engine.drafter is None:
+        raise DuoChatError(f"There is nothing to compare without a draft: {talk.engine.fault}")
+    bar("Measuring both devices", 0, 0)
+    talk.engine.calibrate()  # a stored calibration may be of a busier hour
+    contestants = [Decoder(name, talk.engine) for name in names]
+    if args.ablate:
+        contestants += variants(talk.engine, args.temperature)
+    if rivals:
+        contestants += load_peers(rivals, settings, talk, plan, bar)
+    bar.close()
+    return measure(args, plan, talk.engine, talk.tokenizer, contestants, about)
+
+
+def load_peers(
+    names: Sequence[str], settings: config.Settings, talk: Any, plan: Plan, bar: terminal.Bar
+) -> list[Contestant]:
+    """Loads transformers, and the target once more."""
+    from duochat.bench.peers import Loader
+
+    longest = min(plan.longest(talk.tokenizer), talk.engine.context_length)
+    load = Loader(settings, talk.engine, longest, bar)
+    return [load(name) for name in names]
+
+
+def measure(
+    args: argparse.Namespace,
+    plan: Plan,
+    engine: Any,
+    tokenizer: Any,
+    contestants: Sequence[Contestant],
+    about: dict[str, Any],
+) -> int:
+    """The benchmark proper, on models that are loaded; returns the exit status."""
+    from duochat.bench import report_page  # plotly takes its time to load
+
+    about |= {"machine": about["machine"] | {"lanes": engine.describe()}, "calibration": engine.costs.to_dict()}
+    about["strict"] = about["machine"]["lanes"]["target_dtype"] == "float32" or about["settings"]["reproducible"]
+    bench = Bench(contestants, tokenizer, engine.context_length, plan)
+    if args.resume:
+        resume(bench, args.json, about["settings"])
+
+    def results() -> dict[str, Any]:
+        return report.build(bench.runs, traits(bench), about, bench.timelines)
+
+    if engine.target.device.type == "cuda":
+        capture(engine.target, plan.longest(tokenizer))
+    stopped = carry_out(bench, args.json, results)
+    if not any(run.decoder == REFERENCE for run in bench.runs):
+        raise KeyboardInterrupt
+    found = results() | {"complete": not stopped}
+    if args.simulate and not stopped:
+        found["simulation"] = check_simulation(bench, engine)
+    if not stopped and engine.target.device.type == "cuda":
+        found["goals"] = check_goals(bench, engine, found)
+    save(args.json, found)
+    report_page.write(args.html, found)
+    print(report.text(found))
+    terminal.report(f"Results: {args.json}. Report: {args.html}.")
+    return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
+
+
+def capture(target: Any, longest: int) -> None:
+    """Have the target's CUDA graphs made for all widths and lengths, so that none is made while we measure."""
+    for context in range(128, min(longest + 128, target.context_length - max(GPU_WIDTHS)), 128):
+        target.measure(GPU_WIDTHS, context, 1)
+
+
+def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `goals.table` as JSON."""
+    ours = [contestant for contestant in bench.contestants if contestant.kind == "decoder"]
+    context = bench.first_context(bench.plan.questions[0])
+    return [goal.to_dict() for goal in goals.table(results, goals.probe(engine.target, ours, context))]
+
+
+def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
+    """The simulation fed with what was measured, its error against that, and what it promises elsewhere.
+
+    One request of each task is replayed: the first turn of its first question.
+    """
+    ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
+    first = {question.task: question for question in reversed(bench.plan.questions)}
+    runs = {(run.task, run.question, run.decoder): run for run in bench.runs if (run.turn, run.repeat) == (0, 0)}
+    asked = [(bench.first_context(q), [runs[q.task, q.id, name] for name in ours]) for q in first.values()]
+    recordings = [bench.record(engine, context, answers[ours.index(REFERENCE)]) for context, answers in asked]
+    measured = {
+        name: sum(len(answers[i].tokens) for _, answers in asked) / sum(answers[i].total_s for _, answers in asked)
+        for i, name in enumerate(ours)
+    }
+    gap = median(answers[ours.index(REFERENCE)].gap_s for _, answers in asked)
+    friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
+    predicted = simulate.predict(engine.costs, recordings, ours, friction)
+    return {
+        "requests": len(recordings),
+        "friction": asdict(friction),
+        "measured": measured,
+        "predicted": predicted,
+        "error": simulate.errors(predicted, measured),
+        "elsewhere": hardware.elsewhere(engine.costs, recordings, ours),
+    }
+
+
+def traits(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Of each contestant, in the order of the report: its kind, and for our own the decoder and a fixed budget."""
+    names = ("kind", "decoder", "budget")
+    return {c.name: {name: getattr(c, name, None) for name in names} for c in bench.contestants}
+
+
+def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -> bool:
+    """Run with a progress bar, save now and then; returns whether Ctrl-C ended it."""
+    bar, saved = terminal.Bar(), monotonic()
+    bar("Warming up", 0, 0)
+    with terminal.stop_on_interrupt() as stopped:
+        for _ in bench.run(stopped, lambda done, total: bar("Benchmark", done, total)):
+            if monotonic() - saved > SAVE_EVERY:
+                save(path, results())
+                saved = monotonic()
+        bar.close()
+        return stopped()
+
+
+def chosen_decoders(text: str) -> list[str]:
+    """Names from a list with commas; plain decoding, which the others are compared with, is always among them."""
+    return list(dict.fromkeys([REFERENCE, *chosen("decoder", text, DECODERS)]))
+
+
+def chosen(what: str, text: str, known: Iterable[str]) -> list[str]:
+    """Names from a list with commas, or all. Raises DuoChatError on one that is not known."""
+    known = list(known)
+    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise DuoChatError(f"There is no {what} {unknown[0]!r}: choose from {', '.join(known)}, or all.")
+    return names
+
+
+def read_plan(args: argparse.Namespace) -> Plan:
+    questions = tasks.load(chosen("task", args.tasks, tasks.TASKS), args.limit, args.prompts)
+    return Plan(questions, Sampling(args.temperature, seed=args.seed), args.max_tokens, args.repeat)
+
+
+def describe_settings(args: argparse.Namespace, settings: config.Settings, names: Sequence[str]) -> dict[str, Any]:
+    """What decides the results, for the report and for --resume."""
+    return {
+        "target": settings.target,
+        "draft": settings.draft,
+        "quantize": settings.quantize,
+        "reproducible": settings.reproducible,
+        "tasks": args.tasks,
+        "limit": args.limit,
+        "prompts": str(args.prompts) if args.prompts else "our own",
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "seeds": [args.seed + n for n in range(args.repeat)],
+        "repeat": args.repeat,
+        "decoders": list(names),
+        "ablations": args.ablate,
+        "cost_faithful": widened.like(Path(settings.target)),
+    }
+
+
+# ---------------------------------------------------------------- files
+
+
+FREE_TO_CHANGE = (
+    "tasks",
+    "limit",
+    "repeat",
+    "seeds",
+    "decoders",
+    "ablations",
+)  # settings that a resumed run may have otherwise
+
+
+def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
+    """Take over the runs of an earlier start. Raises DuoChatError when that had other settings."""
+    if not path.exists():
+        return
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        runs = [Run.from_dict(raw) for raw in earlier["runs"]]
+    except (ValueError, KeyError, TypeError):
+        raise DuoChatError(
+            f"{path} is no result of this benchmark: name another file, or leave --resume out."
+        ) from None
+    for name in settings.keys() - set(FREE_TO_CHANGE):
+        if earlier["settings"].get(name) != settings[name]:
+            raise DuoChatError(f"{path} was measured with another {name}: start afresh, without --resume.")
+    asked, names = {(q.task, q.id) for q in bench.plan.questions}, traits(bench)
+    known = [run for run in runs if run.decoder in names and (run.task, run.question) in asked]
+    bench.runs = [run for run in known if run.repeat < bench.plan.repeat]
+    bench.timelines = {name: rounds for name, rounds in earlier["timelines"].items() if name in names}
+
+
+def save(path: Path, results: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(results), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def check_writable(path: Path) -> None:
+    """Raises DuoChatError now instead of after an hour; what the file holds stays."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not path.exists()
+        path.open("a").close()
+        if new:
+            path.unlink()
+    except OSError as fault:
+        raise DuoChatError(f"{path} cannot be written ({fault.strerror}): give another file.") from None

@@ -1,0 +1,110 @@
+"""The machine that a benchmark runs on: what it is, how busy it was before, and how much memory a request took."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from duochat import __version__
+from duochat.engine.costs import available_cores
+
+PACKAGES = ("torch", "transformers", "llama-cpp-python", "tokenizers", "numpy")
+BUSY = 0.15  # share of the machine that others may use before timings suffer
+
+
+def describe() -> dict[str, Any]:
+    """Processor, memory, cards and versions; how busy the machine is just now, so call it before loading models."""
+    import psutil
+
+    return {
+        "cpu": cpu_name(),
+        "cores": available_cores(),
+        "cores_of_host": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "cpu_load": psutil.cpu_percent(interval=1.0) / 100,
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
+        "gpus": gpus(),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": {"duochat": __version__, "python": sys.version.split()[0], **versions()},
+    }
+
+
+def warning(machine: dict[str, Any]) -> str:
+    """A sentence when the machine was busy before the start, else ""."""
+    busy = [f"the CPU is {100 * machine['cpu_load']:.0f} % busy"] if machine["cpu_load"] > BUSY else []
+    busy += [f"{g['name']} is {100 * g['load']:.0f} % busy" for g in machine["gpus"] if g["load"] > BUSY]
+    return f"Before the start {' and '.join(busy)} with other work: expect noisy timings." if busy else ""
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that matter for speed."""
+    found = {}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory in bytes, driver and present load of each NVIDIA card."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        return [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                "load": pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+                "driver": driver,
+            }
+            for handle in handles
+        ]
+    except pynvml.NVMLError:
+        return []
+
+
+def reset_peaks() -> None:
+    """Begin to measure peak memory anew; host memory only where the system can forget its own peak (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    if cuda := _cuda():
+        cuda.reset_peak_memory_stats()
+
+
+def peaks() -> dict[str, int]:
+    """Peak bytes since `reset_peaks`: resident in this process, and held by tensors on the GPU."""
+    cuda = _cuda()
+    return {"host_bytes": _host_peak(), "gpu_bytes": cuda.max_memory_allocated() if cuda else 0}
+
+
+def _host_peak() -> int:
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def _cuda() -> Any:
+    """torch.cuda when torch is loaded and sees a card, else None."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch and torch.cuda.is_available() else None

@@ -1,0 +1,1 @@
+"""Making drafts for a target, and stand-in targets of another size."""

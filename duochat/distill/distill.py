@@ -1,0 +1,367 @@
+"""`python -m duochat distill`: make a small, fast draft model for a target out of the target alone.
+
+The target writes chat, students learn its distribution on it, each is measured and exported as GGUF. One worker process
+per GPU (or one on the CPU) works by the clock; workers share files, never wait on each other for more than a moment,
+and go on from their last checkpoint after a crash or in a second run with the same --work folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from duochat import DuoChatError, terminal
+from duochat.distill import evaluate, gguf_file
+from duochat.distill.student import Llama
+from duochat.distill.training import Plan, Student, Texts, Trainer, deepened, student_of, train
+from duochat.distill.writing import Text, written
+
+log = logging.getLogger("distill")
+RESTARTS = 3
+TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
+GPU_BATCHES = "2048x512:0.75,640x1152:0.25"
+CPU_BATCHES = "8x128:0.8,2x192:0.2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--target", required=True, metavar="GGUF", help="the target's GGUF file (Llama architecture, tied embedding)")
+    add("--out", type=Path, required=True, help="where the first student goes, as GGUF")
+    add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
+    add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")
+    add("--students", default="320x5", help="width x layers[@rate], commas between; ';' parts the workers' groups")
+    add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
+    add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
+    add("--vocabulary", type=int, default=24576, help="tokens that --out proposes, the target's most frequent; 0 = all")
+    add("--prompts", type=Path, help="folder of evaluation prompts in Spec-Bench's format")
+    add("--limit", type=int, default=40, help="evaluation prompts a task")
+    add("--answer-tokens", type=int, default=128, help="tokens of each answer that is measured")
+    add("--text-share", type=float, default=0.22, help="part of the budget in which the target writes")
+    add("--batches", help=f"rows x length:share of the writing, the later ones long (GPU: {GPU_BATCHES})")
+    add("--batch-tokens", type=int, help="tokens a training step (GPU: 49152)")
+    add("--rate", type=float, default=0.01, help="Muon's learning rate")
+    add("--hard", type=float, default=0.25, help="weight of the target's most likely token beside its distribution")
+    add("--workers", type=int, help="worker processes (default: one a GPU, else one)")
+    add("--seed", type=int, default=0)
+    add("--no-compile", action="store_true", help="train without torch.compile")
+    add("--worker", type=int, help=argparse.SUPPRESS)
+    add("--deadline", type=float, help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace) -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("gguf").setLevel(logging.WARNING)
+    args.work = args.work or args.out.with_suffix(".work")
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.worker is not None:
+        Worker(args).run()
+        return
+    groups = _groups(args)
+    deadline = time.time() + args.minutes * 60
+    _supervise([_command(args, k, group, deadline) for k, group in enumerate(groups)], args.work, deadline)
+    _finish(args, [Plan.parse(text).name for group in groups for text in group.split(",")])
+
+
+def _groups(args: argparse.Namespace) -> list[str]:
+    """The students of each worker. Without ';' they are dealt out in turn."""
+    if ";" in args.students:
+        return args.students.split(";")
+    students = args.students.split(",")
+    workers = min(args.workers or max(1, torch.cuda.device_count()), len(students))
+    return [",".join(students[k::workers]) for k in range(workers)]
+
+
+def _command(args: argparse.Namespace, worker: int, students: str, deadline: float) -> list[str]:
+    """The same command line for one worker: every option that was given, and its own part."""
+    own = {"students": students, "worker": worker, "deadline": deadline, "workers": len(_groups(args))}
+    command = [sys.executable, "-m", "duochat.distill.distill"]
+    for name, value in (vars(args) | own).items():
+        if name in _option_names() and value is not None and value is not False:
+            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return command
+
+
+def _option_names() -> set[str]:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    return {action.dest for action in parser._actions}
+
+
+def _supervise(commands: Sequence[list[str]], work: Path, deadline: float) -> None:
+    """Run the workers; one that dies is started again from its checkpoint, from the second time on uncompiled."""
+    running = {k: subprocess.Popen(command) for k, command in enumerate(commands)}
+    deaths = dict.fromkeys(running, 0)
+    while running:
+        time.sleep(0.5)
+        for k, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[k]
+            if process.returncode == 0:
+                continue
+            deaths[k] += 1
+            log.error("worker %d died (status %d)", k, process.returncode)
+            if deaths[k] <= RESTARTS and (time.time() < deadline - 15 or deaths[k] == 1):
+                running[k] = subprocess.Popen([*commands[k], *(["--no-compile"] if deaths[k] > 1 else [])])
+
+
+def _finish(args: argparse.Namespace, names: list[str]) -> None:
+    """Join the workers' reports, and put the first student that came through at --out."""
+    reports = [json.loads(path.read_text()) for path in sorted(args.work.glob("report-*.json"))]
+    students = {name: figures for report in reports for name, figures in report.pop("students").items()}
+    _write_json(args.work / "report.json", {"students": students, "workers": reports})
+    made = [args.work / f"{name}.gguf" for name in names if (args.work / f"{name}.gguf").exists()]
+    if not made:
+        raise DuoChatError(f"No student came through: see the log above, then run again with --work {args.work}.")
+    shutil.copyfile(made[0], args.out)
+    for name, figures in students.items():
+        log.info(
+            "%s  %s", name, {kind: figures[kind]["mean"] for kind in ("untrained", *TEMPERATURES) if kind in figures}
+        )
+    log.info("wrote %s", args.out)
+
+
+def _write_json(path: Path, value: object) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(value, indent=1))
+    part.replace(path)
+
+
+class Worker:
+    """One device's share of the run: write text, train a group of students, measure and export them."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.id, self.work, self.began = args, args.worker, args.work, time.time()
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", self.id % torch.cuda.device_count()) if cuda else torch.device("cpu")
+        if cuda:
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(1)
+        torch.manual_seed(args.seed + self.id)
+        self.compiled = cuda and not args.no_compile
+        self.batches = args.batches or (GPU_BATCHES if cuda else CPU_BATCHES)
+        self.batch_tokens = args.batch_tokens or (49152 if cuda else 1024)
+        self.report: dict = {"worker": self.id, "device": _device_name(self.device), "students": {}}
+
+    def run(self) -> None:
+        self.source = gguf_file.Source.open(Path(self.args.target))
+        self.exact = self.source.model().to(self.device)
+        self.target = copy.deepcopy(self.exact).to(torch.bfloat16) if self.device.type == "cuda" else self.exact
+        self.tokenizer = self.source.tokenizer()
+        self._say("target loaded, %.0f s", time.time() - self.began)
+        self._write_text()
+        self._answer()
+        students = self._students()
+        self._train(students)
+        for student in students:
+            try:
+                self._measure_and_export(student)
+            except Exception:
+                log.exception("student %s could not be measured or exported; the others go on", student.plan.name)
+        self._say("done")
+
+    def _say(self, text: str, *values: object) -> None:
+        log.info(f"[{self.id}] {text}", *values)
+
+    # Text ------------------------------------------------------------------------------------------------------------
+
+    def _write_text(self) -> None:
+        done = self.work / f"text-{self.id}.done"
+        if done.exists():
+            return
+        seconds = (self.args.deadline - self.began) * self.args.text_share
+        until = time.monotonic() + seconds - (time.time() - self.began)
+        made = len(list(self.work.glob(f"text-{self.id}-*.npz")))
+        seed = self.args.seed + 1000 * self.id + made
+        total, began = 0, time.monotonic()
+        for number, text in enumerate(
+            written(self.target, self.source, _parsed(self.batches), seed, until), start=made
+        ):
+            _save_text(self.work / f"text-{self.id}-{number:04d}.npz", text)
+            total += text.tokens.size
+            speed = total / (time.monotonic() - began)
+            self._say(
+                "text %.2f M tokens  %.0f tokens/s  %.0f %% answers", total / 1e6, speed, text.answers.mean() * 100
+            )
+        self.report["text_tokens_per_s"] = round(total / (time.monotonic() - began))
+        done.touch()
+
+    def _texts(self) -> Texts:
+        """The texts of all workers; one that is late is not waited for."""
+        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers or 1)])
+        loaded = [_load_text(path) for path in sorted(self.work.glob("text-*-*.npz"))]
+        if self.id == 0:
+            counts = sum(np.bincount(t.tokens[t.answers], minlength=self.target.shape.vocab) for t in loaded)
+            np.save(self._counts_path(), counts.astype(np.int32))
+        return Texts(loaded, self.batch_tokens, self.device, self.args.seed + self.id)
+
+    def _counts_path(self) -> Path:
+        return self.work / "answer-token-counts.npy"
+
+    def _frequent(self) -> list[int]:
+        """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
+        self._await([self._counts_path()])
+        most = self.args.vocabulary
+        if not 0 < most < self.target.shape.vocab or not self._counts_path().exists():
+            return []
+        return np.argsort(-np.load(self._counts_path()), kind="stable")[:most].tolist()
+
+    def _await(self, paths: Sequence[Path]) -> None:
+        """Wait for files of other workers, at most half a minute or a tenth of what is left."""
+        patience = time.monotonic() + min(30, max(0, self.args.deadline - time.time()) * 0.1)
+        while not all(path.exists() for path in paths) and time.monotonic() < patience:
+            time.sleep(0.2)
+
+    # Evaluation prompts ----------------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """The target's answers to the evaluation prompts at both temperatures, dealt out among the workers."""
+        mine = list(TEMPERATURES)[self.id :: self.args.workers or 1]
+        for kind in mine:
+            self._write_answers(kind)
+        self._await([self._answers_path(kind) for kind in TEMPERATURES])
+        for kind in TEMPERATURES:
+            self._write_answers(kind)
+        loaded = {kind: json.loads(self._answers_path(kind).read_text()) for kind in TEMPERATURES}
+        self.answered = {kind: [evaluate.Answered(**one) for one in answers] for kind, answers in loaded.items()}
+
+    def _write_answers(self, kind: str) -> None:
+        path, began = self._answers_path(kind), time.monotonic()
+        if path.exists():
+            return
+        asked = evaluate.prompts(self.args.prompts, self.args.limit)
+        length, temperature = self.args.answer_tokens, TEMPERATURES[kind]
+        answers = evaluate.answers(self.exact, self.source, self.tokenizer, asked, length, temperature)
+        _write_json(path, [vars(one) for one in answers])
+        self._say("%s answers to %d prompts, %.0f s", kind, len(answers), time.monotonic() - began)
+
+    def _answers_path(self, kind: str) -> Path:
+        return self.work / f"answers-{kind}.json"
+
+    # Training --------------------------------------------------------------------------------------------------------
+
+    def _students(self) -> list[Student]:
+        plans = [Plan.parse(text, self.args.rate) for text in self.args.students.split(",")]
+        students = []
+        earlier = [gguf_file.Source.open(Path(p)).model() for p in (self.args.start or "").split(",") if p]
+        for plan in plans:
+            shape = plan.shape(self.target.shape)
+            start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
+            model = (start or student_of(self.target, shape)).to(self.device).requires_grad_()
+            student = Student(plan, model, coarse(model, self.args.mix))
+            self.report["students"][plan.name] = self._described(student)
+            students.append(student)
+        return students
+
+    def _described(self, student: Student) -> dict:
+        shape, weights = student.model.shape, sum(p.numel() for p in student.model.parameters())
+        start = evaluate.agreement(
+            student.model, self.answered["greedy"][:: max(1, len(self.answered["greedy"]) // 64)]
+        )
+        self._say(
+            "student %s: %s, %.1f M weights, untrained %s", student.plan.name, shape, weights / 1e6, start["mean"]
+        )
+        return {"shape": vars(shape), "weights": weights, "rate": student.plan.rate, "untrained": start}
+
+    def _train(self, students: list[Student]) -> None:
+        texts, start = self._texts(), self._resume(students)
+        del self.exact
+        torch.cuda.empty_cache()
+        trainer = Trainer(self.target, students, self.args.hard, self.compiled)
+        left = self.args.deadline - time.time()
+        reserve = max(0.05 * left, 12.0 * len(students) if self.device.type == "cuda" else 0.0)
+        first, last = time.time(), time.time() + max(1.0, left - reserve)
+        self._say("train on %.1f M tokens for %.0f s from %.0f %%", texts.total / 1e6, last - first, start * 100)
+
+        def done() -> float:
+            return min(1.0, start + (1 - start) * (time.time() - first) / (last - first))
+
+        self.report["training"] = train(trainer, texts, done, 60.0, lambda share: self._save(students, share))
+        self.report["text_tokens"] = texts.total
+        self._save(students, 1.0)
+
+    def _save(self, students: list[Student], share: float) -> None:
+        part = self.work / f"checkpoint-{self.id}.part"
+        torch.save({"share": share, "students": {s.plan.name: s.state() for s in students}}, part)
+        part.replace(self.work / f"checkpoint-{self.id}.pt")
+
+    def _resume(self, students: list[Student]) -> float:
+        """Load the last checkpoint; returns the share of the training that it has behind it."""
+        path = self.work / f"checkpoint-{self.id}.pt"
+        if not path.exists():
+            return 0.0
+        saved = torch.load(path, map_location=self.device, weights_only=True)
+        for student in students:
+            if student.plan.name in saved["students"]:
+                student.restore(saved["students"][student.plan.name])
+        return saved["share"]
+
+    # Result ----------------------------------------------------------------------------------------------------------
+
+    def _export(self, student: Student, mix: str, name: str, frequent: Sequence[int] = ()) -> int:
+        title = f"DuoChat draft {student.plan.name}"
+        return gguf_file.write(student.model, self.source, self.work / name, mix, title, frequent)
+
+    def _measure_and_export(self, student: Student) -> None:
+        name, figures = student.plan.name, self.report["students"][student.plan.name]
+        self._export(student, "f16", f"{name}.f16.gguf")
+        frequent = self._frequent()
+        figures |= {
+            "loss": student.loss,
+            "mix": self.args.mix,
+            "vocabulary": len(frequent) or student.model.shape.vocab,
+        }
+        figures["bytes"] = self._export(student, self.args.mix, f"{name}.gguf", frequent)
+        model = gguf_file.Source.open(self.work / f"{name}.gguf").model().to(self.device)
+        for kind, answered in self.answered.items():
+            figures[kind] = evaluate.agreement(model, answered, TEMPERATURES[kind] > 0, frequent)
+            self._say("%s %s %s", name, kind, figures[kind]["mean"])
+        _write_json(self.work / f"report-{self.id}.json", self.report)
+
+
+def coarse(model: Llama, mix: str) -> list[str]:
+    """Names of the parameters that the mix keeps in Q4_0, the one quantisation that training prepares for."""
+    kinds = gguf_file.kinds(mix)
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim == 2]
+    return [name for name in matrices if gguf_file.kind_of(name, kinds) == "q4_0"]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _parsed(batches: str) -> list[tuple[int, int, float]]:
+    """`2048x512:0.75,...` as (rows, length, share)."""
+    try:
+        parts = [(size.split("x"), share) for size, share in (part.split(":") for part in batches.split(","))]
+        return [(int(rows), int(length), float(share)) for (rows, length), share in parts]
+    except ValueError as error:
+        raise DuoChatError(f"--batches {batches!r} is not rows x length:share, such as {CPU_BATCHES}.") from error
+
+
+def _save_text(path: Path, text: Text) -> None:
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        np.savez(file, tokens=text.tokens, answers=text.answers)
+    part.replace(path)
+
+
+def _load_text(path: Path) -> Text:
+    with np.load(path) as saved:
+        return Text(saved["tokens"], saved["answers"])
+
+
+if __name__ == "__main__":
+    terminal.start("duochat.distill.distill", __doc__, add_arguments, main)

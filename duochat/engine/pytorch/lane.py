@@ -1,0 +1,198 @@
+"""TorchTarget: the target lane as the decoders see it (`duochat.engine.lanes.Target`)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from duochat import DuoChatError
+from duochat.engine.lanes import Answer, Cancelled, never
+from duochat.engine.pytorch import loading, memory
+from duochat.engine.pytorch.attention import EXACT, NAME
+from duochat.engine.pytorch.forward import Forward
+from duochat.engine.pytorch.memo import Edge, Memo
+from duochat.engine.pytorch.rows import Rows
+from duochat.engine.pytorch.shapes import MOST_ROWS, Shape, Shapes
+from duochat.engine.sampling import Sampling
+
+REPRODUCIBLE_WIDTH = 16
+PROMPT = 24  # tokens to read from which on a forward on a CPU is no round any more, but the reading of a prompt
+
+
+class TorchTarget:
+    """A causal LM that samples its own token at every node of a tree.
+
+    Attributes: `eos` (token ids that end an answer), `context_length`, `vocab` (number of token ids), `most_nodes`
+    (largest tree of one forward), `device`. Not safe for several threads.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        context_length: int,
+        compile: Sequence[str] = (),
+        graphs: bool = False,
+        reproducible: bool = False,
+        attention: str = NAME,
+    ) -> None:
+        """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
+        capacity = -(-(context_length + MOST_ROWS) // 32) * 32
+        self.context_length = context_length
+        self.prompt_threads = 0  # for reading prompts on a CPU; 0 = as many as for rounds
+        self.facts: dict[str, Any] = {}  # what loading adds to `describe`
+        self.eos = loading.end_tokens(model)
+        self.vocab = model.config.get_text_config().vocab_size
+        self._memo = Memo(capacity)
+        self._forward = Forward(model, capacity, EXACT if reproducible else attention)
+        if compile:
+            self._forward.fuse()
+        self._forward.settle(compile, graphs)
+        self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
+        self.device: torch.device = self._forward.device
+        self.most_nodes = self._shapes.most_nodes
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> TorchTarget:
+        """From a folder as transformers writes it. Options: those of `loading.load`. Raises DuoChatError."""
+        return loading.load(cls, folder, **options)
+
+    def verify(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Answer:
+        """See `lanes.Target.verify`."""
+        return self._begin(context, tree, sampling, cancelled, progress)()
+
+    def begin(self, *asked: Any) -> Callable[[], Answer]:
+        """See `lanes.Target.begin`."""
+        return partial(self.verify, *asked) if self.device.type == "cpu" else self._begin(*asked)
+
+    def _begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+    ) -> Callable[[], Answer]:
+        if len(context) > self.context_length:
+            raise DuoChatError(
+                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
+                "shorten it or raise context_length."
+            )
+        assert context, "a context has at least one token"
+        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+        done = self._memo.match(context)
+        with memory.refused(self.device), self._hands(len(context) - done):
+            done = self._prefill(context, done, len(tree), cancelled, progress)
+            shape = self._send(list(context[done:]), tree, sampling)
+        return partial(self._answer, shape, 1 + len(tree))
+
+    def _answer(self, shape: Shape, count: int) -> Answer:
+        with memory.refused(self.device):
+            return self._forward.answer(shape, count)
+
+    def _hands(self, tail: int) -> AbstractContextManager[None]:
+        """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
+        return nullcontext() if tail < PROMPT or not self.prompt_threads else _threads(self.prompt_threads)
+
+    def _prefill(
+        self,
+        context: Sequence[int],
+        done: int,
+        nodes: int,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+    ) -> int:
+        """Read the context in chunks until the rest fits into one forward with the tree; returns the tokens read."""
+        while len(context) - done + nodes > self._shapes.room(nodes):
+            if cancelled():
+                raise Cancelled
+            chunk = list(context[done : min(done + self._shapes.room(0), len(context) - 1)])
+            rows = self._rows(chunk, ())
+            self._forward.fill(rows, self._fit(rows), self._memo)
+            self._memo.commit(chunk, rows.slots)
+            done += len(chunk)
+            if progress:
+                progress(done, len(context))
+        return done
+
+    def _send(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling) -> Shape:
+        """Begin the last forward of a round, and note what the cache will hold."""
+        rows = self._rows(tail, tree)
+        shape = self._fit(rows)
+        self._forward.begin(rows, shape, self._memo, sampling)
+        self._memo.commit(tail, rows.slots[: len(tail)])
+        self._memo.remember(tree, rows.slots[len(tail) :])
+        return shape
+
+    def _rows(self, tail: Sequence[int], tree: Sequence[Edge]) -> Rows:
+        return Rows(tail, tree, len(self._memo.tokens), self._memo.free(len(tail) + len(tree)))
+
+    def _fit(self, rows: Rows) -> Shape:
+        return self._shapes.fit(len(rows), len(rows.tree), max(self._memo.highest, max(rows.slots)))
+
+    def measure(self, widths: Sequence[int], context: int, repeats: int = 5) -> dict[int, float]:
+        """Median seconds of a forward by rows, over `context` visible slots; widths beyond a full tree are left out.
+
+        They take turns, so that other work on the machine meets all of them alike. What the cache holds stays valid.
+        """
+        pretended = Memo(self._memo.capacity)
+        pretended.used = (1 << context) - 1
+        calls = {w: self._pretend(w, pretended) for w in widths if w <= self.most_nodes + 1}
+        turns = [{w: self._seconds(call, pretended) for w, call in calls.items()} for _ in range(repeats + 1)]
+        return {w: statistics.median(turn[w] for turn in turns[1:]) for w in calls}
+
+    def _seconds(self, call: tuple[Rows, Shape], memo: Memo) -> float:
+        rows, shape = call
+        begun = time.perf_counter()
+        self._forward.begin(rows, shape, memo, Sampling())
+        self._forward.answer(shape, 1)
+        return time.perf_counter() - begun
+
+    def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
+        """Rows that leave no trace in the cache."""
+        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
+        return rows, self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
+
+    def replay_seconds(self, width: int, context: int) -> float:
+        """Seconds of the device's part of a forward, many back to back: what a round costs without its host part."""
+        pretended = Memo(self._memo.capacity)
+        pretended.used = (1 << context) - 1
+        return self._forward.alone(*self._pretend(width, pretended), pretended)
+
+    def describe(self) -> dict[str, Any]:
+        """The hardware part of a report."""
+        model = self._forward.model
+        return {
+            "target_device": loading.device_name(self._forward.device),
+            "target_dtype": str(model.dtype).removeprefix("torch."),
+            "target_weight_bytes": loading.weight_bytes(model),
+            "target_widths": list(self._shapes.widths) if self._shapes.padded else "any",
+            "target_attention": model.config._attn_implementation,
+            "target_compiled_layers": self._forward.compiled,
+            "target_graphs": self._forward.graphs,
+            "target_notes": list(self._forward.notes),
+            **self.facts,
+        }
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)

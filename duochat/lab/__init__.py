@@ -1,1 +1,0 @@
-"""The lab measures and makes: benchmark, distillation, cost-faithful targets."""

@@ -156,7 +156,8 @@ class Rounds:
         self.random = random.Random(seed)
         self.position, self.index, self.drafts = prompt, 0, 0
         self.plain = options.decoder == "autoregressive" or paused
-        self.state = "paused: the measured gain is 0.9" if paused else ("off" if self.plain else "on")
+        self.state = "paused" if paused else ("off" if self.plain else "on")
+        self.reason = "the measured gain is 0.9" if paused else ""
 
     def next_count(self) -> int:
         return 1 if self.plain or not self.index else self.random.choice((1, 2, 2, 3, 4))
@@ -174,7 +175,7 @@ class Rounds:
             token_probs=tuple(self.random.uniform(0.4, 1) for _ in texts),
             pending_probs=tuple(self.random.random() for _ in accepted + rejected),
             phase="decode" if self.index else "prefill", budget=4.2, hit=self.random.random() < 0.6,
-            speculation=self.state, finish=finish,
+            speculation=self.state, reason=self.reason, finish=finish,
         )  # fmt: skip
         self.index += 1
         self.position += len(texts)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from duochat.engine.costs import Costs
-from duochat.engine.lanes import Answer, Cancelled, Candidates, Target
+from duochat.engine.lanes import Answer, Cancelled, Candidates, Drafter, Target
 from duochat.engine.sampling import gumbel
 
 VOCAB = 40
@@ -44,6 +44,7 @@ class FakeTarget(Target):
 
     def __init__(self, eos=(EOS,), context_length=10_000, delay=lambda: 0.0):
         self.eos, self.context_length, self.delay = frozenset(eos), context_length, delay
+        self.vocabulary, self.most_nodes, self.shares_cores = VOCAB, 63, False
         self.calls = 0
 
     def verify(self, context, tree, sampling, cancelled=lambda: False, progress=None):
@@ -74,10 +75,10 @@ def path_of(context, node):
     return list(context) + below[::-1]
 
 
-class FakeDrafter:
+class FakeDrafter(Drafter):
     """kind: perfect (the target's own scores), wrong (never its first choice), random, or noisy (half right)."""
 
-    candidates = 4
+    candidates, most_nodes = 4, 32
     thread = ThreadPoolExecutor(1)
 
     def __init__(self, kind="perfect", seed=0, delay=lambda: 0.0, fail_at=None):

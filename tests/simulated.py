@@ -127,7 +127,7 @@ class Simulation:
             now = ended
 
     def duo(self) -> Iterator[Round]:
-        yield self.prefill("warming: the draft model is reading the prompt")
+        yield self.prefill("warming")
         now, done, index = 4 * self.target_s, 1, 1
         fresh, batches = self.draft(now, now + 2 * self.draft_s, done)
         now += 2 * self.draft_s

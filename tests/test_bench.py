@@ -6,7 +6,6 @@ import json
 import re
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from fakes import VOCAB, FakeDrafter, FakeTarget, costs
@@ -256,7 +255,7 @@ class Engine:
 
     def __init__(self, kind="noisy", dtype="float32"):
         self.target, self.drafter, self.costs, self.dtype = FakeTarget(), FakeDrafter(kind), costs(), dtype
-        self.target.device = SimpleNamespace(type="cpu")
+        self.target.shares_cores = True
 
     def describe(self):
         return {"target_dtype": self.dtype, "target_device": "fake", "draft_threads": 1}
@@ -465,7 +464,7 @@ def variant(name, engine, temperature=0.0):
 def slow_engine(kind="noisy"):
     engine = Engine(kind)
     engine.target = FakeTarget(eos=(), delay=lambda: 4e-3)
-    engine.target.device = SimpleNamespace(type="cpu")
+    engine.target.shares_cores = True
     return engine
 
 

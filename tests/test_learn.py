@@ -142,7 +142,7 @@ def test_a_prefetched_outcome_is_explained_as_such():
 
 def test_a_round_without_drafts_says_why():
     told = explained(tokens=(5,), accepted=(), rejected=(), pending=(), pending_probs=(), last="plain",
-                     speculation="warming: the draft reads the prompt")  # fmt: skip
+                     speculation="warming", reason="the draft reads the prompt")  # fmt: skip
     assert "the draft reads the prompt" in told["summary"]
 
 

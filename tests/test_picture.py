@@ -200,16 +200,15 @@ def test_the_table_has_the_lanes_data(open_page):
 
 
 @pytest.mark.parametrize(
-    ("speculation", "state", "words"),
-    [("on", "on", "drafted and verified"), ("off", "off", "not asked for"),
-     ("paused: the measured gain is 0.9", "off", "the measured gain is 0.9"),
-     ("warming: the draft reads the prompt", "warming", "the draft reads the prompt")],
+    ("speculation", "reason", "state", "words"),
+    [("on", "", "on", "drafted and verified"), ("off", "", "off", "plain decoding drafts nothing"),
+     ("paused", "the measured gain is 0.9", "off", "the measured gain is 0.9"),
+     ("warming", "the draft reads the prompt", "warming", "the draft reads the prompt")],
 )  # fmt: skip
-def test_the_badge_says_why_speculation_is_off(open_page, speculation, state, words):
+def test_the_badge_says_why_speculation_is_off(open_page, speculation, reason, state, words):
     page = open_page()
-    step = Step(
-        Round(0, 1, 0.0, 0.1, (1,), "plain", speculation=speculation, finish="stop"), "a", ("a",), finish="stop"
-    )
+    only = Round(0, 1, 0.0, 0.1, (1,), "plain", speculation=speculation, reason=reason, finish="stop")
+    step = Step(only, "a", ("a",), finish="stop")
     draw(page, [Live("duotree").feed(step)])
     assert page.get_attribute(".dp-badge", "data-state") == state
     assert words in page.inner_text(".dp-badge")

@@ -102,12 +102,13 @@ def test_text_without_a_round_goes_to_the_tail_of_the_last_token():
 
 
 def test_state_is_sent_when_it_changes_only():
+    paused = a_round(speculation="paused", reason="the measured gain is 0.9")
     steps = [Step(phase="prefill", progress=(1, 9)), Step(phase="prefill", progress=(9, 9)),
-             Step(a_round(speculation="paused: the measured gain is 0.9"), "a", ("a",), phase="decode")]  # fmt: skip
+             Step(paused, "a", ("a",), phase="decode")]  # fmt: skip
     live, frames = fed(steps)
     assert frames[0]["state"] == {"phase": "prefill", "progress": (1, 9), "decoder": "duotree"}
     assert frames[1]["state"] == {"progress": (9, 9)}
-    assert frames[2]["state"] == {"phase": "decode", "speculation": "paused: the measured gain is 0.9"}
+    assert frames[2]["state"] == {"phase": "decode", "speculation": "paused", "reason": "the measured gain is 0.9"}
     assert live.snapshot()["state"]["progress"] == (9, 9)
 
 

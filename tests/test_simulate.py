@@ -91,7 +91,7 @@ def test_the_draft_reads_its_prompt_while_the_target_goes_on():
     rounds = play("duotree", one)
     early = [r for r in rounds if r.ended <= 10 * T]
     assert len(early) == 10
-    assert all(r.tokens and not r.pending and r.speculation.startswith("warming") for r in early)
+    assert all(r.tokens and not r.pending and r.speculation == "warming" for r in early)
     assert any(r.accepted for r in rounds[11:])
     assert play("speculative", one)[0].started >= 10 * T  # that one waits
 

@@ -163,26 +163,23 @@
         : "The target chose a token that the draft had not proposed.";
     }
     if (token.kind === "bonus") return "The whole draft was accepted; the target’s forward gives one token more.";
-    return `The target alone: ${reason(round.speculation) || "nothing was drafted yet"}.`;
+    return `The target alone: ${reason(round) || "nothing was drafted yet"}.`;
   }
 
-  /** Why speculation is off, in words; "" when it is on. */
-  function reason(speculation = "on") {
-    if (speculation === "on") return "";
-    return speculation === "off" ? "speculation was not asked for" : speculation.replace(/^(warming|paused|off):\s*/, "");
-  }
+  /** Why nothing is drafted, in words; "" when speculation is on. */
+  const reason = ({ speculation = "on", reason = "" }) => (speculation === "on" ? "" : reason || "plain decoding drafts nothing");
 
   const BEFORE = { queued: "waiting for the engine", loading: "loading the models", prefill: "reading the prompt", decode: "reading the prompt", done: "no answer" };
 
   /** [state, text] of the badge. */
   function badge(model) {
-    const { speculation = "", phase, decoder, error, finish } = model.state;
+    const { speculation = "", phase, decoder, error, finish } = model.state, why = reason(model.state);
     if (error) return ["error", `stopped: ${error}`];
     if (!model.rounds.length) return ["idle", BEFORE[phase] || "waiting for a message"];
     const who = decoder ? `${decoder}: ` : "";
-    if (speculation.startsWith("warming")) return ["warming", `speculation starting: ${reason(speculation)}`];
-    if (speculation.startsWith("paused")) return ["off", `speculation off: ${reason(speculation)}`];
-    if (speculation.startsWith("off")) return ["off", `${who}speculation off: ${reason(speculation)}`];
+    if (speculation === "warming") return ["warming", `speculation starting: ${why}`];
+    if (speculation === "paused") return ["off", `speculation paused: ${why}`];
+    if (speculation === "off") return ["off", `${who}${why}`];
     return ["on", `${who}${finish ? "drafted and verified in parallel" : "drafting and verifying"}`];
   }
 
@@ -840,7 +837,7 @@
     if (round.budget) facts.push(["budget γ*", fixed(round.budget)]);
     if (round.waited) facts.push(["GPU waited for a draft", seconds(round.waited)]);
     if (round.hit !== undefined && round.hit !== null) facts.push(["outcome was prefetched", round.hit ? "yes" : "no"]);
-    return [`Round ${round.index + 1}`, reason(round.speculation), facts];
+    return [`Round ${round.index + 1}`, reason(round), facts];
   }
 
   const COLUMNS = ["round", "GPU from", "GPU to", "CPU busy", "drafted", "γ*", "tested", "accepted", "rejected", "ignored", "emitted"];
@@ -1028,7 +1025,7 @@
     const round = model.rounds[index];
     const last = round.tokens[round.tokens.length - 1];
     const kept = round.tree.filter((id) => { const d = model.drafts.get(id); return d.fate === "waiting" || d.fated > index; }).length;
-    if (!round.pending.length && !round.accepted.length) return `Nothing was tested: ${reason(round.speculation) || "no draft was ready"}. The target gave ${quoted(last ? last[0] : "")}.`;
+    if (!round.pending.length && !round.accepted.length) return `Nothing was tested: ${reason(round) || "no draft was ready"}. The target gave ${quoted(last ? last[0] : "")}.`;
     const end = { correction: `then the target put ${quoted(last?.[0])} instead`, bonus: `and the target added ${quoted(last?.[0])}`, accepted: "and the outcome was waiting in the tree", plain: "" }[last?.[1]] || "";
     return `${round.pending.length} tested, ${round.accepted.length} accepted, ${end}. ${kept} drafted tokens stay for the next round${round.hit ? " (prefetched for this outcome)" : ""}.`;
   }

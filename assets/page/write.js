@@ -146,12 +146,11 @@
       ].filter(Boolean).join("  ·  ");
     }
 
-    speculation({ speculation = "", decoder, phase }) {
-      const [word, reason] = speculation.split(/:\s*/, 2);
+    speculation({ speculation: word = "", reason, decoder, phase }) {
       const plain = decoder === "autoregressive";
-      this.badge.hidden = !speculation || (phase === "done" && word === "on");
+      this.badge.hidden = !word || (phase === "done" && word === "on");
       this.badge.dataset.is = word;
-      this.badge.textContent = plain ? "Plain decoding" : word === "on" ? DECODERS[decoder] || "" : `Speculation ${word === "warming" ? "starts" : word === "off" ? "off" : "paused"}${reason ? `: ${reason}` : ""}`;
+      this.badge.textContent = plain ? "Plain decoding" : word === "on" ? DECODERS[decoder] || "" : `Speculation ${word === "warming" ? "starts" : word === "off" ? "off" : "paused"}${reason && word !== "on" ? `: ${reason}` : ""}`;
     }
 
     context([used, all] = [0, 0]) {

@@ -75,6 +75,7 @@ class Live:
             "doing" if step.phase == "loading" else "notice": step.notice,
             "finish": step.finish, "prompt_tokens": step.prompt_tokens, "context_length": step.context_length,
             "speculation": step.round.speculation if step.round else "",
+            "reason": step.round.reason if step.round else "",
         }  # fmt: skip
         changed = {k: v for k, v in said.items() if v and self._state.get(k) != v}
         if not self._n:
@@ -160,7 +161,7 @@ def draw_round(r: Round, texts: list[str], draft_texts: Mapping[int, str], draft
         "pending": [[p, _short(prob)] for p, prob in zip(r.pending, _padded(r.pending_probs, r.pending), strict=True)],
         "accepted": list(r.accepted), "rejected": list(r.rejected), "ignored": list(r.ignored),
         "budget": _short(r.budget), "waited": _short(r.waited), "hit": r.hit, "phase": r.phase,
-        "speculation": r.speculation, "finish": r.finish,
+        "speculation": r.speculation, "reason": r.reason, "finish": r.finish,
     }  # fmt: skip
     return {k: v for k, v in drawn.items() if v not in ([], None, 0.0) or k in ("i", "at", "tokens")}
 

@@ -144,7 +144,7 @@ class _Reader:
 
 def _summary(r: Round) -> str:
     if not r.pending:
-        reason = "" if r.speculation in ("on", "off") else f" ({r.speculation.partition(': ')[2]})"
+        reason = f" ({r.reason})" if r.reason else ""
         return f"Nothing to test in this round{reason}: one token, as in plain decoding."
     gained = len(r.tokens)
     return (

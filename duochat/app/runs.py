@@ -55,6 +55,7 @@ class Run:
     prompt_tokens: int = 0
     context_length: int = 0
     speculation: str = ""
+    reason: str = ""
     steps: list[Step] = field(default_factory=list)  # those with a round: what the picture is drawn from
     stats: Stats = field(default_factory=Stats)
     frames: list[dict[str, Any]] = field(default_factory=list)
@@ -96,7 +97,7 @@ class Run:
     def _count(self, r: Round) -> None:
         now = time.monotonic()
         self.stats.add(r)
-        self.speculation = r.speculation
+        self.speculation, self.reason = r.speculation, r.reason
         if r.tokens and self.first_at is None:
             self.first_at = now
         self._recent.append((now, len(r.tokens)))

@@ -116,8 +116,8 @@ class View:
             "tau": run.stats.mean_accepted_length or None,
             "ttft": run.first_at - run.asked_at if run.first_at else None,
             "context": [run.prompt_tokens + run.stats.completion_tokens, run.context_length],
-            "speculation": run.speculation, "decoder": run.options.decoder, "notices": list(run.notices),
-            "error": run.error, "pace": self.pace(), **self._machine.load(),
+            "speculation": run.speculation, "reason": run.reason, "decoder": run.options.decoder,
+            "notices": list(run.notices), "error": run.error, "pace": self.pace(), **self._machine.load(),
         }  # fmt: skip
 
 

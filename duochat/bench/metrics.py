@@ -53,7 +53,8 @@ class Run:
     ranks: list[int] = field(default_factory=list)  # accepted by rank: [never drafted there, rank 1, rank 2, ...]
     ngram: int = 0  # accepted tokens that prompt lookup alone had found
     widths: dict[str, list[float]] = field(default_factory=dict)  # rows of a forward -> [forwards, seconds]
-    speculation: str = ""  # of the last round: "on", "off", or why drafting was paused
+    speculation: str = ""  # of the last round
+    reason: str = ""
     host_bytes: int = 0  # peak resident memory of the process
     gpu_bytes: int = 0  # peak GPU memory held by tensors
 
@@ -109,6 +110,7 @@ def of_rounds(rounds: Sequence[Round], total_s: float) -> dict[str, Any]:
         **origins(rounds),
         "widths": widths(rounds),
         "speculation": rounds[-1].speculation,
+        "reason": rounds[-1].reason,
     }
 
 
@@ -257,7 +259,7 @@ def _drafting(runs: Sequence[Run]) -> dict[str, Any]:
         "acceptance_by_position": [_share(accepted, tested) for accepted, tested in places],
         "tested_by_position": [tested for _, tested in places],
         "share_by_rank": by_rank(runs),
-        "paused": sum(run.speculation.startswith("paused") for run in runs),
+        "paused": sum(run.speculation == "paused" for run in runs),
     }
 
 

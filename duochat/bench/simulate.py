@@ -268,7 +268,8 @@ class Simulation:
             budget=self.schedule.costs.budget if self.schedule.drafts else 0.0,
             waited=waited,
             hit=outcome.hit if self.schedule.drafts else None,
-            speculation=self.schedule.reason or ("on" if self.joined else "warming: the draft reads the prompt"),
+            speculation="paused" if self.schedule.reason else "on" if self.joined else "warming",
+            reason=self.schedule.reason,
             finish="length" if done else None,
         )
 

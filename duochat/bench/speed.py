@@ -327,7 +327,7 @@ def _several_cards(device: torch.device) -> Iterator[Outcome]:
 
 
 def _tokens(target: TorchTarget, count: int, rng: random.Random) -> list[int]:
-    return [rng.randrange(target.vocab) for _ in range(count)]
+    return [rng.randrange(target.vocabulary) for _ in range(count)]
 
 
 def _paths(tree: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from copy import deepcopy
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 from duochat.engine.costs import Costs, available_cores, measure
 from duochat.engine.decoding import Request, decode
@@ -21,10 +20,9 @@ CONTEXT = range(1, 129)  # token ids of no meaning
 ROUNDS = 40
 
 
-def calibrate(target: Any, drafter: Any) -> Costs:
+def calibrate(target: Target, drafter: Drafter | None) -> Costs:
     """Measure both devices; seconds, in which nothing else should run. drafter: None when there is none."""
-    on_cpu = target.device.type == "cpu"
-    costs = measure(target, drafter, available_cores(), on_cpu)
+    costs = measure(target, drafter, available_cores(), target.shares_cores)
     if drafter is not None:
         costs.contention = contention(target, drafter, costs)
     return costs

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duochat.engine.lanes import Drafter, Target
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -158,22 +161,6 @@ class Costs:
         return cls(Curve(target), Curve(draft), sweep=sweep, **plain)
 
 
-class MeasuredTarget(Protocol):
-    """What `measure` asks of a target: median seconds of a forward by width, at a context of so many tokens."""
-
-    def measure(self, widths: Iterable[int], context: int) -> dict[int, float]: ...
-
-
-class MeasuredDraft(Protocol):
-    """What `measure` asks of a draft: median seconds of a batch by its size, with so many threads."""
-
-    def measure(self, sizes: Iterable[int], threads: int) -> dict[int, float]: ...
-
-    def measure_reading(self, threads: Iterable[int]) -> dict[int, float]: ...
-
-    def set_threads(self, threads: int, reading: int = 0) -> None: ...
-
-
 def available_cores() -> int:
     """Cores that this process may use: its affinity, cut by the control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -216,7 +203,7 @@ def fewest(sweep: Mapping[int, float]) -> int:
     return min(n for n, seconds in sweep.items() if seconds <= 1.1 * min(sweep.values()))
 
 
-def measure(target: MeasuredTarget, draft: MeasuredDraft | None, cores: int, target_on_cpu: bool) -> Costs:
+def measure(target: Target, draft: Drafter | None, cores: int, target_on_cpu: bool) -> Costs:
     """Measure both curves, and the number of draft threads that is best for one token.
 
     The draft is measured beside a target at work. When that computes on the CPU too, each device is measured alone,

@@ -52,15 +52,15 @@ class DraftLane:
         self.news: Callable[[], Round] | None = None  # the record of the last round, until it is told
 
     def __enter__(self) -> DraftLane:
-        if self.drafter is None or not self.schedule.drafts:
-            self.fault = "off"
+        if self.schedule.drafts and self.drafter is None:
+            self.fault = "no usable draft model is loaded"
         elif self.schedule.waits_for_prompt:
             self.start()
         return self
 
     def start(self) -> None:
         """Draft from now on. The target goes first: preparing a forward and a draft's prompt at once delays both."""
-        if self.running is None and not self.fault:
+        if self.running is None and self.schedule.drafts and not self.fault:
             self.running = self.drafter.thread.submit(self.run)
 
     def __exit__(self, *exc: object) -> None:
@@ -79,7 +79,7 @@ class DraftLane:
             except Cancelled:
                 continue
             except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
-                self.fault = f"paused: the draft failed ({fault or type(fault).__name__})"
+                self.fault = f"the draft failed: {fault or type(fault).__name__}"
                 break
         with self.changed:
             self.changed.notify_all()
@@ -125,11 +125,14 @@ class DraftLane:
         return perf_counter() - self.began
 
     @property
-    def state(self) -> str:
-        """The `speculation` field of a round."""
+    def state(self) -> dict[str, str]:
+        """Two fields of a round: whether drafts are to be expected, and why not."""
+        if not self.schedule.drafts or self.drafter is None:
+            return {"speculation": "off", "reason": self.fault}
         if self.fault or self.schedule.reason:
-            return self.fault or self.schedule.reason
-        return "on" if self.joined else "warming: the draft reads the prompt"
+            return {"speculation": "paused", "reason": self.fault or self.schedule.reason}
+        warming = {"speculation": "warming", "reason": "the draft reads the prompt"}
+        return {"speculation": "on"} if self.joined else warming
 
     def ready(self) -> bool:
         """Whether the next forward can begin without waiting for a draft."""
@@ -164,7 +167,7 @@ class DraftLane:
             if stop.finish is None:
                 self.schedule.graft(self.tree)
             self.changed.notify_all()
-            when |= {"speculation": self.state, **self._since(outcome.ignored, stop.finish)}
+            when |= self.state | self._since(outcome.ignored, stop.finish)
         self.news = partial(self._record, pending, answer, outcome, when)
 
     def _record(self, pending: Sequence[Node], answer: Answer, outcome: Outcome, when: dict[str, Any]) -> Round:
@@ -196,8 +199,8 @@ class DraftLane:
         """The empty round that ends a cancelled request."""
         with self.changed:
             now, position = self.clock(), len(self.tree.context)
-            rest = self._since((), "cancelled")
-            return Round(index, position, now, now, (), "plain", speculation=self.state, **rest)
+            rest = self.state | self._since((), "cancelled")
+            return Round(index, position, now, now, (), "plain", **rest)
 
     def _since(self, ignored: tuple[int, ...], finish: str | None) -> dict[str, Any]:
         """What was drafted since the last round; at the end nothing stays without a fate."""

@@ -1,4 +1,6 @@
-"""The two lanes as the decoders see them: what a draft model and a target model must do.
+"""The two lanes as all others see them: everything that is asked of a draft model and of a target model.
+
+A backend is a class for one of these two pages, or two.
 
 Only token ids cross. The drafter proposes candidates with probabilities; the target gives its own sampled token at
 every node of a tree. Each keeps a private KV cache as a memo: both are handed full token sequences, keep the longest
@@ -7,7 +9,7 @@ common prefix, and can be left at any point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,9 @@ from duochat.engine.sampling import Sampling
 
 if TYPE_CHECKING:
     from duochat.engine.tree import Node
+
+
+Edge = tuple[int, int]  # a node of a tree as the target takes it: (token, index of its parent or -1 for the root)
 
 
 class Cancelled(Exception):
@@ -50,13 +55,14 @@ class Answer:
 
 
 class Drafter(Protocol):
-    """A draft model. All calls that decode are made in its own `thread`, one worker.
+    """A draft model on the CPU. All calls that decode are made in its own `thread`, one worker.
 
-    An OpenMP runtime keeps a pool for each thread that calls it, and when the pools together outnumber the cores its
+    A pool of threads is kept for each thread that calls, and when the pools together outnumber the cores their
     barriers sleep instead of spinning: many times slower for a model whose token takes less than a millisecond.
     """
 
-    candidates: int
+    candidates: int  # of a node, at most
+    most_nodes: int  # of one `expand`
     thread: Executor
 
     def expand(
@@ -70,39 +76,76 @@ class Drafter(Protocol):
         """
         ...
 
+    def interrupt(self) -> None:
+        """From any thread: `cancelled` of the running `expand` has come true, so cut its decode short."""
+        ...
+
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """Between calls: decode with so many threads. reading: as many for the prompt, 0 = the same."""
         ...
 
-    def interrupt(self) -> None:
-        """From any thread: `cancelled` of the running `expand` has come true, so cut its decode short."""
+    def measure(self, sizes: Iterable[int], threads: int) -> dict[int, float]:
+        """Median seconds of an `expand` of so many nodes, by size, with so many threads. Clears the cache."""
+        ...
+
+    def measure_reading(self, threads: Iterable[int]) -> dict[int, float]:
+        """Seconds to read a prompt of some hundred tokens, by the number of threads. Clears the cache."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says of this lane: `draft_backend` and what else its users may want to know."""
+        ...
+
+    def close(self) -> None:
+        """Give memory and threads back; the drafter is of no use afterwards."""
         ...
 
 
 class Target(Protocol):
     """A target model. All calls come from one thread."""
 
-    eos: frozenset[int]
-    context_length: int
+    eos: frozenset[int]  # token ids that end an answer
+    context_length: int  # tokens of prompt and answer together
+    vocabulary: int  # token ids are below this
+    most_nodes: int  # of one `verify`
+    shares_cores: bool  # it computes on the CPU, beside the draft
 
     def verify(
         self,
         context: Sequence[int],
-        tree: Sequence[tuple[int, int]],
+        tree: Sequence[Edge],
         sampling: Sampling,
         cancelled: Callable[[], bool] = never,
         progress: Callable[[int, int], None] | None = None,
     ) -> Answer:
-        """One forward over the uncached tail of `context` and a tree of (token, parent index or -1 for the root).
+        """One forward over the uncached tail of `context` and a tree, parents before their children.
 
-        A parent stands before its children. The tree's first level follows context[-1] at position len(context).
-        progress(done, total) reports prompt tokens read. Raises Cancelled; the cache is sound afterwards.
+        The tree's first level follows context[-1] at position len(context). A long prompt is read in chunks before;
+        progress(done, total) reports its tokens. Raises Cancelled, and DuoChatError on a fault; the cache is sound
+        afterwards.
         """
         ...
 
-    def begin(self, *asked: Any) -> Callable[[], Answer]:
-        """`verify` in two steps, with all of its arguments: what is returned gives the answer.
+    def begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Callable[[], Answer]:
+        """`verify` in two steps: what is returned gives the answer. A device of its own computes in between."""
+        return partial(self.verify, context, tree, sampling, cancelled, progress)
 
-        A device of its own computes in between.
-        """
-        return partial(self.verify, *asked)
+    def measure(self, widths: Iterable[int], context: int) -> dict[int, float]:
+        """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
+        out."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What a report says of this lane: `target_backend`, `target_device`, `target_dtype`, its size, …"""
+        ...
+
+    def close(self) -> None:
+        """Give memory back; the target is of no use afterwards."""
+        ...

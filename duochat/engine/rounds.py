@@ -59,7 +59,8 @@ class Round:
     waited: float = 0.0  # seconds that the target waited for a draft before `started`
     transfer: float = 0.0  # seconds of the round spent bringing the answer to the host
     hit: bool | None = None  # outcome prefetch: was the new root already expanded by the draft?
-    speculation: str = "on"  # "on", "off" (not asked for), "warming: ..." or "paused: reason"
+    speculation: str = "on"  # "on", "off" (nothing will be drafted), "warming" or "paused"
+    reason: str = ""  # a sentence's part: why speculation is not on; "" where there is nothing to say
     finish: str | None = None  # "stop", "length", "cancelled" or "error" on the last round
 
     def to_json(self) -> str:
@@ -75,6 +76,8 @@ class Round:
             raise ValueError("not a round record")
         raw["drafted"] = tuple(Draft(**d) for d in raw.get("drafted", ()))
         raw["batches"] = tuple(Batch(**b) for b in raw.get("batches", ()))
+        if ": " in raw.get("speculation", ""):  # older traces
+            raw["speculation"], _, raw["reason"] = raw["speculation"].partition(": ")
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
 
 

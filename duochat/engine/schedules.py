@@ -23,7 +23,7 @@ class Schedule:
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
         self.costs = costs
         self.fixed_budget = budget
-        self.reason = "" if self.drafts else "off"  # why nothing is drafted just now
+        self.reason = ""  # why drafting is paused just now
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
@@ -213,7 +213,7 @@ class Watch:
         if len(self.window) < self.WINDOW or speedup >= 1.0:
             self.pause = self.PAUSE if speedup > 1.1 else self.pause
             return ""
-        self.reason = f"paused: {speedup:.2f}x of plain decoding over {self.WINDOW} rounds"
+        self.reason = f"drafting gave {speedup:.2f}× plain decoding over {self.WINDOW} rounds"
         self.left, self.pause = self.pause, min(self.MOST, 2 * self.pause)
         self.window.clear()
         return self.reason

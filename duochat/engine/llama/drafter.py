@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from duochat.engine.choosing import choose
 from duochat.engine.lanes import Cancelled, Candidates, Drafter, never
@@ -50,7 +51,7 @@ class _Entry:
 class LlamaDrafter(Drafter):
     """A GGUF model that drafts. One thread at a time, `interrupt` apart. Takes no GPU memory."""
 
-    max_nodes = MAX_NODES
+    most_nodes = MAX_NODES
 
     def __init__(
         self, path: Path, context_length: int, threads: int, candidates: int = 8, vocabulary: int | str = "auto"
@@ -84,6 +85,10 @@ class LlamaDrafter(Drafter):
         self._threads, self._reading = threads, reading or threads
         self._llama.set_threads(threads)
 
+    def describe(self) -> dict[str, Any]:
+        """See `Drafter.describe`."""
+        return {"draft_backend": "llama.cpp", "draft_file": self._llama.path.name}
+
     def close(self) -> None:
         """Give the memory back; the drafter is of no use afterwards."""
         self._llama.close()
@@ -95,7 +100,7 @@ class LlamaDrafter(Drafter):
     def expand(
         self, context: Sequence[int], nodes: Sequence[Node], sampling: Sampling, cancelled: Callable[[], bool]
     ) -> tuple[list[Candidates], float]:
-        """See `Drafter.expand`; at most `max_nodes` nodes. A node whose candidates are still known is not decoded."""
+        """See `Drafter.expand`; at most `most_nodes` nodes. A node whose candidates are still known is not decoded."""
         if len(nodes) > MAX_NODES:
             raise ValueError(f"{len(nodes)} nodes in one draft batch, {MAX_NODES} at most")
         self._llama.arm()

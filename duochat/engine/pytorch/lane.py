@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from duochat import DuoChatError
-from duochat.engine.lanes import Answer, Cancelled, never
+from duochat.engine.lanes import Answer, Cancelled, Edge, Target, never
 from duochat.engine.pytorch import loading, memory
 from duochat.engine.pytorch.attention import EXACT, NAME
 from duochat.engine.pytorch.forward import Forward
-from duochat.engine.pytorch.memo import Edge, Memo
+from duochat.engine.pytorch.memo import Memo
 from duochat.engine.pytorch.rows import Rows
 from duochat.engine.pytorch.shapes import MOST_ROWS, Shape, Shapes
 from duochat.engine.sampling import Sampling
@@ -26,12 +26,8 @@ REPRODUCIBLE_WIDTH = 16
 PROMPT = 24  # tokens to read from which on a forward on a CPU is no round any more, but the reading of a prompt
 
 
-class TorchTarget:
-    """A causal LM that samples its own token at every node of a tree.
-
-    Attributes: `eos` (token ids that end an answer), `context_length`, `vocab` (number of token ids), `most_nodes`
-    (largest tree of one forward), `device`. Not safe for several threads.
-    """
+class TorchTarget(Target):
+    """A causal LM that samples its own token at every node of a tree. Not safe for several threads."""
 
     def __init__(
         self,
@@ -48,7 +44,7 @@ class TorchTarget:
         self.prompt_threads = 0  # for reading prompts on a CPU; 0 = as many as for rounds
         self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
-        self.vocab = model.config.get_text_config().vocab_size
+        self.vocabulary = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
         self._forward = Forward(model, capacity, EXACT if reproducible else attention)
         if compile:
@@ -56,6 +52,7 @@ class TorchTarget:
         self._forward.settle(compile, graphs)
         self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self.device: torch.device = self._forward.device
+        self.shares_cores = self.device.type == "cpu"
         self.most_nodes = self._shapes.most_nodes
 
     @classmethod
@@ -74,9 +71,17 @@ class TorchTarget:
         """See `lanes.Target.verify`."""
         return self._begin(context, tree, sampling, cancelled, progress)()
 
-    def begin(self, *asked: Any) -> Callable[[], Answer]:
+    def begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Callable[[], Answer]:
         """See `lanes.Target.begin`."""
-        return partial(self.verify, *asked) if self.device.type == "cpu" else self._begin(*asked)
+        begin = super().begin if self.shares_cores else self._begin
+        return begin(context, tree, sampling, cancelled, progress)
 
     def _begin(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-Edge = tuple[int, int]  # (token, index of the parent in the tree; -1: the root)
+from duochat.engine.lanes import Edge
 
 
 class Memo:

@@ -1,10 +1,12 @@
 """The measured costs: curves, the sweep of threads, and the target at work beside the draft."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from duochat.engine.costs import Costs, Curve, beside, fewest, measure, thread_counts
+from duochat.engine.rounds import Batch, Round
 
 
 class Target:
@@ -72,21 +74,36 @@ def test_half_of_many_cores_are_not_drafted_with(cores, most):
     assert max(thread_counts(cores)) == most
 
 
-def test_a_draft_that_stalls_gives_threads_up():
-    costs = Costs.of({1: 5e-3}, {1: 1e-3})
-    costs.threads = 8
-    for _ in range(10):
-        costs.draft.observe(1, 2e-3)  # slower than calibrated, as after a long prompt: no stall
-        assert costs.relieve() == 0
-    given_up = []
-    for _ in range(40):
-        costs.draft.observe(1, 9e-3 if costs.threads > 4 else 1e-3)
-        given_up += [costs.relieve()]
-    assert [n for n in given_up if n] == [4]
-    assert costs.drifted
-    costs.threads = 1
+def a_round(ended, pending=(), batches=(), **more):
+    started = ended - 0.01
+    return Round(1, 5, started, ended, (1,), "plain", pending=pending, batches=batches, **more)
+
+
+def test_the_baseline_is_of_about_now():
+    """Plain decoding's speed follows the forwards of any width, what drafting beside them cost apart."""
+    costs = replace(Costs.of({1: 5e-3, 5: 1e-2}, {1: 1e-3}), contention=0.5)
+    assert not costs.known
+    for i in range(60):
+        drafted = Batch(i, i + 0.01, 1)
+        costs.observe(replace(a_round(i + 0.01, (1, 2, 3, 4), (drafted,)), ended=i + 0.025))
+    assert costs.known
+    assert costs.plain == pytest.approx(0.02 * 5e-3 / 1e-2, rel=0.05)  # 25 ms, 5 of them lost to drafting; twice slower
+
+
+def test_a_round_whose_reader_was_slow_is_no_measure():
+    costs = Costs.of({1: 1e-3}, {1: 1e-3})
+    for i in range(60):
+        costs.observe(a_round(i, held=0.009))
+    assert costs.target.scale == costs.plain / 1e-3 == 1.0
+    assert not costs.known
+
+
+def test_a_draft_that_seemed_slow_is_tried_again():
+    costs = Costs.of({1: 1e-2}, {1: 1e-3})
     costs.draft.scale = 4.0
-    assert costs.relieve() == 0
+    for i in range(100):
+        costs.observe(a_round(i))
+    assert costs.draft.scale < 1.05
 
 
 def test_a_fault_of_the_target_at_work_is_not_lost():

@@ -17,7 +17,8 @@ from typing import Any
 from duochat.bench.contestants import Decoder
 from duochat.bench.metrics import REFERENCE
 from duochat.engine.costs import Costs, beside
-from duochat.engine.decoding import DECODERS
+from duochat.engine.decoding import DECODERS, Request, StopRule
+from duochat.engine.drafting import Question, State
 from duochat.engine.lanes import Answer, Candidates, Drafter, never
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling
@@ -108,41 +109,52 @@ def replay(
 
 
 class Simulation:
-    """One request on the virtual clock. The names follow `decoding.DraftLane` and `decoding.decode`."""
+    """One request on the virtual clock: `decoding.decode`, with time in place of threads."""
+
+    shares_cores, eos = False, frozenset()  # what `StopRule` asks of a target
 
     def __init__(
         self, recording: Recording, schedule: Schedule, costs: Costs, acceptance: Acceptance, friction: Friction
     ) -> None:
         self.recording, self.schedule, self.costs, self.friction = recording, schedule, costs, friction
-        self.tree = Tree(recording.prompt, acceptance, limit=len(recording.prompt) + recording.max_tokens)
+        limit = len(recording.prompt) + recording.max_tokens
+        self.tree = Tree(recording.prompt, acceptance, limit)
+        self.state = State(self.tree, schedule)
+        self.context_length = limit
         self.random = random.Random(len(recording.prompt))
         self.now = 0.0
         self.work = {"target": 0.0, "draft": 0.0}  # seconds that the running call still takes when alone
-        self.in_flight: list[Node] = []
         self.held: set[Node] = set()  # nodes that are in the draft's cache ...
         self.fresh: set[Node] = set()  # ... and those that the running batch adds
         self.batch_began = 0.0
-        self.batches: list[Batch] = []
-        self.joined = self.verifying = False
         self.unknown = NOWHERE
 
     def run(self) -> list[Round]:
         """All rounds until the recorded answer is given."""
         rounds: list[Round] = []
-        while not rounds or rounds[-1].finish is None:
+        stop = StopRule(Request(max_tokens=len(self.recording.answer)), self, len(self.recording.prompt))
+        while stop.finish is None:
             waited = self._wait_while(self.schedule.patient)
-            pending = self.schedule.pending(self.tree)
-            for node in pending:
-                self.tree.claim(node)
-            started, self.verifying = self.now, True
+            pending, started = self.state.choose(), self.now
             self.work["target"] = self._forward_seconds(len(rounds), len(pending))
             self._pass(lambda: self.work["target"] <= 0)
-            ended = self.now
-            waited += self._wait_while(self.schedule.settling)
-            rounds.append(self._commit(len(rounds), pending, started, ended, waited))
+            when = {"index": len(rounds), "phase": "decode" if rounds else "prefill", "started": started}
+            when["ended"] = self.now
+            when["waited"] = waited + self._wait_while(self.schedule.settling)
+            rounds.append(self._commit(pending, stop, when))
             self.schedule.observe(rounds[-1])
             self._pass_seconds(self.friction.between_forwards)
         return rounds
+
+    def _commit(self, pending: list[Node], stop: StopRule, when: dict[str, Any]) -> Round:
+        when["position"] = len(self.tree.context)
+        answer = self._answer(pending)
+        outcome = self.state.commit(pending, answer, stop)
+        if self.state.drop_useless():
+            self.work["draft"] = 0.0
+        if stop.finish is None:
+            self.schedule.graft(self.tree)
+        return self.state.record(pending, answer, outcome, **when, **self.state.since(outcome.ignored, stop.finish))
 
     def _forward_seconds(self, index: int, nodes: int) -> float:
         curve, plain = self.costs.target.measured, self.recording.forward
@@ -150,14 +162,16 @@ class Simulation:
             return self.recording.target_prefill + curve(nodes + 1) - curve(1)
         return curve(nodes + 1) * (plain / curve(1) if plain else 1.0)
 
-    def _wait_while(self, question: Callable[[Tree], bool]) -> float:
+    def _wait_while(self, question: Question) -> float:
         """Let the draft work while the schedule says so; returns the seconds that took."""
-        began = self.now
-
-        def over() -> bool:
-            return not (self.joined or self.schedule.waits_for_prompt) or not question(self.tree)
-
-        self._pass(over)
+        began, token = self.now, self.costs.draft.measured(1)
+        waits = lambda: self.state.waits(question, self.now - began)  # noqa: E731
+        while waits():
+            self._start_batch()
+            if not self.state.in_flight:
+                break  # both lanes rest: nothing will change
+            again = self.now + token
+            self._pass(lambda again=again: self.now >= again - 1e-12 or not waits(), again)
         return self.now - began
 
     # time --------------------------------------------------------------------------------------------------------
@@ -178,14 +192,14 @@ class Simulation:
             self.now += step
             for lane, rate in rates.items():
                 self.work[lane] = max(0.0, self.work[lane] - step * rate)
-            if self.in_flight and self.work["draft"] <= 1e-12:
+            if self.state.in_flight and self.work["draft"] <= 1e-12:
                 self._end_batch()
             if self.work["target"] <= 1e-12:
                 self.work["target"] = 0.0
 
     def _rates(self) -> dict[str, float]:
         """The lanes that work, and how fast: beside the other one they are slower."""
-        busy = {"target": self.work["target"] > 0, "draft": bool(self.in_flight)}
+        busy = {"target": self.work["target"] > 0, "draft": bool(self.state.in_flight)}
         both = all(busy.values())
         slow = {"target": self.friction.target, "draft": self.friction.draft}
         return {lane: 1 / slow[lane] if both else 1.0 for lane, working in busy.items() if working}
@@ -193,13 +207,11 @@ class Simulation:
     # the draft ---------------------------------------------------------------------------------------------------
 
     def _start_batch(self) -> None:
-        if self.in_flight or not self.schedule.drafts:
-            return
-        self.in_flight = self.schedule.frontier(self.tree, self.verifying)
-        if self.in_flight:
-            self.fresh = {missing for node in self.in_flight for missing in self._missing(node)}
+        if not self.state.in_flight and (nodes := self.state.next_batch()):
+            self.fresh = {missing for node in nodes for missing in self._missing(node)}
             self.batch_began = self.now
-            seconds = self.costs.draft.measured(len(self.fresh)) if self.joined else self.recording.draft_prefill
+            joined, prefill = self.state.joined, self.recording.draft_prefill
+            seconds = self.costs.draft.measured(len(self.fresh)) if joined else prefill
             self.work["draft"] = seconds + self.friction.between_batches
 
     def _missing(self, node: Node) -> list[Node]:
@@ -211,14 +223,9 @@ class Simulation:
         return found
 
     def _end_batch(self) -> None:
-        nodes, self.in_flight = self.in_flight, []
+        nodes, self.state.in_flight = self.state.in_flight, []
         self.held |= self.fresh
-        for node in nodes:
-            self.tree.grow(node, self._proposal(node))
-        self.batches.append(Batch(self.batch_began, self.now, len(nodes)))
-        if self.joined:
-            self.schedule.costs.draft.observe(len(nodes), self.now - self.batch_began)
-        self.joined = True
+        self.state.grow(nodes, map(self._proposal, nodes), Batch(self.batch_began, self.now, len(nodes)))
 
     def _proposal(self, node: Node) -> Candidates:
         index = node.position + 1 - len(self.recording.prompt)
@@ -241,38 +248,6 @@ class Simulation:
 
     # the target --------------------------------------------------------------------------------------------------
 
-    def _commit(self, index: int, pending: Sequence[Node], started: float, ended: float, waited: float) -> Round:
-        position = len(self.tree.context)
-        left = len(self.recording.answer) - (position - len(self.recording.prompt))
-        outcome = self.tree.advance(pending, self._answer(pending), lambda t: left if len(t) >= left else None)
-        self.verifying = False
-        self._drop_in_flight()
-        done = len(outcome.tokens) == left
-        if not done:
-            self.schedule.graft(self.tree)
-        batches, self.batches = tuple(self.batches), []
-        return Round(
-            index,
-            position,
-            started,
-            ended,
-            outcome.tokens,
-            outcome.last,
-            drafted=self.tree.take_drafted(),
-            batches=batches,
-            pending=tuple(node.id for node in pending),
-            accepted=outcome.accepted,
-            rejected=outcome.rejected,
-            ignored=outcome.ignored + (self.tree.close() if done else ()),
-            phase="decode" if index else "prefill",
-            budget=self.schedule.costs.budget if self.schedule.drafts else 0.0,
-            waited=waited,
-            hit=outcome.hit if self.schedule.drafts else None,
-            speculation="paused" if self.schedule.reason else "on" if self.joined else "warming",
-            reason=self.schedule.reason,
-            finish="length" if done else None,
-        )
-
     def _answer(self, pending: Sequence[Node]) -> Answer:
         """The recorded tokens along the way, NOWHERE beside it."""
         tokens = [self._next_token(self.tree.root), *(self._next_token(node) for node in pending)]
@@ -282,11 +257,6 @@ class Simulation:
         index = node.position + 1 - len(self.recording.prompt)
         known = index < len(self.recording.answer) and self._on_the_way(node)
         return self.recording.answer[index] if known else NOWHERE
-
-    def _drop_in_flight(self) -> None:
-        root = self.tree.root
-        if self.in_flight and not any(node.below(root) or root.below(node) for node in self.in_flight):
-            self.in_flight, self.work["draft"] = [], 0.0
 
 
 # ---------------------------------------------------------------- measuring what a prediction needs

@@ -16,7 +16,7 @@ from duochat.engine.rounds import Round
 from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Node, Tree
 
-CONTEXT = range(1, 129)  # token ids of no meaning
+CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
 
 
@@ -43,9 +43,13 @@ class Alternating(Schedule):
 
 def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     """The share of its speed that a forward loses beside a draft lane that never rests; it rests every other round."""
-    endless = SimpleNamespace(eos=frozenset(), context_length=target.context_length, begin=target.begin)
+    length = target.context_length
+    endless = SimpleNamespace(
+        eos=frozenset(), context_length=length, begin=target.begin, shares_cores=target.shares_cores
+    )
+    context = [token % target.vocabulary for token in range(min(CONTEXT, length // 3))]  # of no meaning
     request = Request(max_tokens=ROUNDS, decoder="alternating")
-    rounds = decode(CONTEXT, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
+    rounds = decode(context, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
     told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt
     drafter.set_threads(costs.threads, costs.reading)
     if len(told) < ROUNDS / 4:  # the draft failed

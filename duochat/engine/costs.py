@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from duochat.engine.lanes import Drafter, Target
+    from duochat.engine.rounds import Round
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-STALLED = 2.5  # a draft that takes so many times its calibrated seconds has threads that wait for a core
+
+
+MEMORY = 20  # live timings that an average looks back on
 
 
 @dataclass(slots=True)
@@ -54,10 +59,17 @@ class Curve:
         """Seconds that a call of this size takes now."""
         return self.scale * self.measured(size)
 
+    def ratio(self, size: int, seconds: float) -> float:
+        """A live timing over the calibrated one; beyond a factor of four it is an accident, and counts as four."""
+        return min(4.0, max(0.25, seconds / self.measured(size)))
+
     def observe(self, size: int, seconds: float) -> None:
         """Follow a live timing; one outlier moves the scale by a twentieth of its excess at most."""
-        ratio = min(4.0, max(0.25, seconds / self.measured(size)))
-        self.scale += (ratio - self.scale) / 20
+        self.scale += (self.ratio(size, seconds) - self.scale) / MEMORY
+
+    def relax(self) -> None:
+        """Nothing was timed: come back towards the calibration, lest a bad minute keep the lane from being tried."""
+        self.scale += (1.0 - self.scale) / MEMORY
 
 
 def _rate(acceptance: float) -> float:
@@ -65,22 +77,73 @@ def _rate(acceptance: float) -> float:
     return min(0.999, max(0.0, acceptance))
 
 
+class Threads:
+    """How many threads the draft has: fewer while it stalls, all of them again as soon as that is faster.
+
+    A batch ends with its slowest thread, so one that has to wait for its core holds up all others. Ratios are seconds
+    over calibrated seconds; time is counted in batches.
+    """
+
+    STALLED = 2.5  # a ratio above what the number of threads explains: threads wait for a core
+    TRIAL = 8  # batches that a judgement rests on; their median, so that one slow batch is none
+    FIRST, MOST = 64, 4096  # batches until all threads are tried again, at first and after many vain tries
+
+    def __init__(self, every: int, sweep: Mapping[int, float]) -> None:
+        """every: the calibrated number. sweep: seconds of one token by the number of threads."""
+        self.all = self.now = every
+        self.slower = {n: seconds / sweep[every] for n, seconds in sweep.items()} if every in sweep else {}
+        self.ratios: deque[float] = deque(maxlen=self.TRIAL)
+        self.wait = self.left = self.FIRST
+        self.before: tuple[int, float] | None = None  # threads and ratio that all threads, on trial, have to beat
+
+    def observe(self, ratio: float) -> int:
+        """Count a batch; returns the number of threads to go on with when that changes, else 0."""
+        self.ratios.append(ratio)
+        self.left -= 1
+        if len(self.ratios) < self.TRIAL:
+            return 0
+        found = median(self.ratios)
+        if self.before:
+            return self._judge(found)
+        if self.now > 1 and found > self.STALLED * self.slower.get(self.now, 1.0):
+            self.left = self.wait
+            return self._use(self.now // 2)
+        if self.now < self.all and self.left <= 0:
+            self.before = self.now, found
+            return self._use(self.all)
+        return 0
+
+    def _judge(self, found: float) -> int:
+        (fewer, ratio), self.before = self.before, None
+        if found <= ratio:
+            self.wait = self.FIRST
+            return 0
+        self.wait = self.left = min(self.MOST, 2 * self.wait)
+        return self._use(fewer)
+
+    def _use(self, threads: int) -> int:
+        self.ratios.clear()
+        self.now = threads
+        return threads
+
+
 @dataclass(slots=True)
 class Costs:
-    """The two curves, and the seconds of one plain target forward with an idle draft lane."""
+    """The two curves, what live timings say of them, and what drafting costs the target."""
 
     target: Curve
     draft: Curve
-    plain: float = 0.0
-    threads: int = 1
+    threads: int = 1  # of the draft, as calibrated
     reading: int = 0  # draft threads for prompts; 0 = as many
     sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
     shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
-    relieved: bool = False  # threads were given up since the calibration
+    hands: Threads = field(init=False, repr=False, compare=False)
+    _alone: float = field(default=1.0, init=False, repr=False, compare=False)  # as `Curve.scale`, no draft beside it
+    _forwards: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.plain = self.plain or self.target.measured(1)
+        self.hands = Threads(self.threads, self.sweep)
 
     @classmethod
     def of(cls, target: Mapping[int, float], draft: Mapping[int, float]) -> Costs:
@@ -96,9 +159,34 @@ class Costs:
         """γ* = T_target(one forward) / T_draft(one token), arXiv 2503.00784."""
         return self.target(1) / self.draft(1)
 
-    def observe_plain(self, seconds: float) -> None:
-        """Follow a live timing of a forward of one token beside an idle draft lane."""
-        self.plain += (min(seconds, 4 * self.plain) - self.plain) / 10
+    @property
+    def plain(self) -> float:
+        """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
+        return self._alone * self.target.measured(1)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough forwards were seen for `plain` to be more than the calibration of another hour."""
+        return self._forwards >= 16
+
+    def observe(self, r: Round) -> None:
+        """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took."""
+        seconds = r.ended - r.started
+        if r.phase == "prefill" or not r.tokens or r.held > 0.5 * seconds:
+            return
+        width = len(r.pending) + 1
+        self.target.observe(width, seconds)
+        beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
+        self._forwards += 1
+        ratio = self.target.ratio(width, seconds - self.contention * beside)
+        self._alone += (ratio - self._alone) / min(MEMORY, 1 + self._forwards)
+        if not r.batches:
+            self.draft.relax()
+
+    def observe_batch(self, size: int, seconds: float) -> int:
+        """Follow a draft batch; returns with how many threads the draft should go on, 0 = as now."""
+        self.draft.observe(size, seconds)
+        return self.hands.observe(self.draft.ratio(size, seconds))
 
     def sequential_budget(self, acceptance: float, most: int = 16) -> int:
         """γ that gives the most tokens per second when drafting and verifying take turns (arXiv 2211.17192, eq. 1)."""
@@ -124,20 +212,12 @@ class Costs:
 
         return min(range(1, max(1, round(self.budget)) + 1), key=seconds)
 
-    def relieve(self) -> int:
-        """Half of the draft's threads, from now on, when live timings say that it stalls with all; 0 = it does not.
-
-        A batch ends with its slowest thread, so one that has to wait for its core holds up all others.
-        """
-        if self.draft.scale < STALLED or self.threads == 1:
-            return 0
-        self.threads, self.draft.scale, self.relieved = self.threads // 2, 1.0, True
-        return self.threads
-
     @property
     def drifted(self) -> bool:
         """Whether live timings left the calibration by more than a quarter."""
-        return self.relieved or any(not 0.75 <= curve.scale <= 1.25 for curve in (self.target, self.draft))
+        return self.hands.now < self.threads or any(
+            not 0.75 <= curve.scale <= 1.25 for curve in (self.target, self.draft)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
@@ -145,9 +225,9 @@ class Costs:
             "target": {str(k): v for k, v in self.target.seconds.items()},
             "draft": {str(k): v for k, v in self.draft.seconds.items()},
             "sweep": {str(k): v for k, v in self.sweep.items()},
+            "plain": self.target.measured(1),
             "threads": self.threads,
             "reading": self.reading,
-            "plain": self.plain,
             "contention": self.contention,
             "shared": self.shared,
         }
@@ -157,7 +237,7 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        plain = {name: raw[name] for name in ("plain", "threads", "reading", "contention", "shared")}
+        plain = {name: raw[name] for name in ("threads", "reading", "contention", "shared")}
         return cls(Curve(target), Curve(draft), sweep=sweep, **plain)
 
 

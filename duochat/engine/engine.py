@@ -8,6 +8,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +97,23 @@ class Engine:
         lanes = (self.target, self.drafter, self.costs, self.acceptance)
         yield from decode(context, request, *lanes, cancelled, progress)
         if self.costs.drifted and self.store:  # the next start measures again
-            self.store.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.store.unlink(missing_ok=True)
 
     def calibrate(self) -> Costs:
         """Measure both devices anew and keep the result for the next start. Seconds; nothing else should run."""
         self.costs = calibrate(self.target, self.drafter)
         if self.store:
-            self.store.parent.mkdir(parents=True, exist_ok=True)
-            self.store.write_text(json.dumps(self.costs.to_dict()))
+            with suppress(OSError):  # a cache that cannot be written: the next start measures again
+                self.store.parent.mkdir(parents=True, exist_ok=True)
+                self.store.write_text(json.dumps(self.costs.to_dict()))
         return self.costs
 
     def _stored(self) -> Costs | None:
         """The calibration of an earlier start; None when there is none that can be read."""
         try:
             costs = Costs.from_dict(json.loads(self.store.read_text())) if self.store else None
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         if costs and self.drafter:
             self.drafter.set_threads(costs.threads, costs.reading)
@@ -120,7 +123,9 @@ class Engine:
         """The `hardware` object of `chat --json`."""
         return {
             **self.target.describe(),
-            "draft_threads": self.costs.threads,
+            **(self.drafter.describe() if self.drafter else {}),
+            "shares_cores": self.target.shares_cores,
+            "draft_threads": self.costs.hands.now,
             "cores": available_cores(),
             "draft_fault": self.fault,
             "costs": self.costs.to_dict(),

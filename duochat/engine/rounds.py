@@ -58,6 +58,8 @@ class Round:
     budget: float = 0.0  # the computed draft budget γ* = T_target / T_draft at this round
     waited: float = 0.0  # seconds that the target waited for a draft before `started`
     transfer: float = 0.0  # seconds of the round spent bringing the answer to the host
+    held: float = 0.0  # seconds of the round in which whoever is told of rounds kept the loop: its end may be late
+    plain: float = 0.0  # seconds of a forward of one token beside an idle draft, by the last rounds; 0 = not known yet
     hit: bool | None = None  # outcome prefetch: was the new root already expanded by the draft?
     speculation: str = "on"  # "on", "off" (nothing will be drafted), "warming" or "paused"
     reason: str = ""  # a sentence's part: why speculation is not on; "" where there is nothing to say

@@ -7,7 +7,7 @@ lane; `patient` and `settling` say whether the GPU lane waits for a draft before
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
@@ -30,15 +30,19 @@ class Schedule:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
         return []
 
+    def drafted(self, tree: Tree) -> Iterable[Node]:
+        """Tokens that count as drafted though the draft model has not decoded them: those that end a sequence."""
+        return ()
+
     def pending(self, tree: Tree) -> list[Node]:
         """The nodes that the target verifies now, parents first."""
         return []
 
-    def patient(self, tree: Tree) -> bool:
-        """Whether the target should wait for the next draft batch before its forward."""
+    def patient(self, tree: Tree, waited: float) -> bool:
+        """Whether the target should wait for the next draft batch before its forward; it has waited so many seconds."""
         return False
 
-    def settling(self, tree: Tree) -> bool:
+    def settling(self, tree: Tree, waited: float) -> bool:
         """Whether the target's answer should wait for the drafting beside it to end."""
         return False
 
@@ -51,19 +55,15 @@ class Schedule:
     def observe(self, r: Round) -> None:
         """Learn from a finished round."""
         self.reading = False
-        if r.phase == "prefill" or not r.tokens:
-            return
-        self.costs.target.observe(len(r.pending) + 1, r.ended - r.started)
-        if not r.batches and not r.pending:
-            self.costs.observe_plain(r.ended - r.started)
+        self.costs.observe(r)
 
 
-def chain(node: Node) -> list[Node]:
-    """The drafted tokens below a node, following the drafted child at each step."""
+def firsts(node: Node, most: int) -> list[Node]:
+    """The draft's first choice after a node, the first one after that, and so on: at most `most`, as far as known."""
     found: list[Node] = []
-    while (child := next((c for c in node.children if c.id >= 0), None)) is not None:
-        found.append(child)
-        node = child
+    while node.children and len(found) < most:
+        node = node.children[0]
+        found.append(node)
     return found
 
 
@@ -75,6 +75,22 @@ class Chained(Schedule):
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
         super().__init__(costs, budget)
         self.tested, self.taken = 4.0, 3.0  # a prior of 0.75
+
+    def sequences(self, tree: Tree) -> list[tuple[Node, int]]:
+        """What is being drafted: after which node a sequence of first choices stands, and how long it may grow."""
+        raise NotImplementedError
+
+    def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
+        """The ends of all sequences that are too short."""
+        found = []
+        for start, length in self.sequences(tree):
+            sequence = [start, *firsts(start, length)]
+            if len(sequence) <= length and not sequence[-1].expanded:
+                found.append(sequence[-1])
+        return found
+
+    def drafted(self, tree: Tree) -> Iterable[Node]:
+        return [node for start, length in self.sequences(tree) for node in firsts(start, length)]
 
     @property
     def acceptance(self) -> float:
@@ -92,25 +108,16 @@ class Sequential(Chained):
 
     waits_for_prompt = True
 
-    @property
-    def budget(self) -> int:
-        return self.fixed_budget or self.costs.sequential_budget(self.acceptance)
+    def sequences(self, tree: Tree) -> list[tuple[Node, int]]:
+        return [(tree.root, self.fixed_budget or self.costs.sequential_budget(self.acceptance))]
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
-        if verifying:
-            return []
-        drafted = chain(tree.root)
-        tip = drafted[-1] if drafted else tree.root
-        while tip.expanded and len(drafted) < self.budget and tip.children:
-            tip = tip.children[0]
-            tree.claim(tip)
-            drafted.append(tip)
-        return [tip] if len(drafted) < self.budget and not tip.expanded else []
+        return [] if verifying else super().frontier(tree, verifying)
 
     def pending(self, tree: Tree) -> list[Node]:
-        return chain(tree.root)[: self.budget]
+        return list(self.drafted(tree))
 
-    def patient(self, tree: Tree) -> bool:
+    def patient(self, tree: Tree, waited: float) -> bool:
         return bool(self.frontier(tree, verifying=False))
 
 
@@ -125,8 +132,7 @@ class Parallel(Chained):
 
     def __init__(self, costs: Costs, budget: int | None = None) -> None:
         super().__init__(costs, budget)
-        self.tip: Node | None = None
-        self.heads: list[Node] = []
+        self.tip: Node | None = None  # the end of the chain that the target verifies
         self.longest = self.budget  # of a sequence
 
     @property
@@ -134,65 +140,65 @@ class Parallel(Chained):
         return self.fixed_budget or max(1, round(self.costs.budget))
 
     def pending(self, tree: Tree) -> list[Node]:
-        drafted = chain(tree.root)
-        self.tip = drafted[-1] if drafted else tree.root
-        self.heads = []
+        """The rest of the sequence that the outcome began."""
+        chain: list[Node] = []
+        self.tip = tree.root
+        while (child := next((c for c in self.tip.children if c.id >= 0), None)) is not None:
+            chain.append(child)
+            self.tip = child
         self.longest = self.fixed_budget or self.costs.chain_length(self.acceptance)
-        return drafted
+        return chain
+
+    def sequences(self, tree: Tree) -> list[tuple[Node, int]]:
+        """γ tokens over k sequences, none longer than pays; the more probable ones take the remainder.
+
+        Before θ is known the first sequence is two tokens long.
+        """
+        heads = self._heads()
+        if not heads:
+            return [(self.tip, min(2, self.budget))] if self.tip else []
+        each, rest = divmod(self.budget, len(heads))
+        lengths = (min(each + (i < rest), self.longest) for i in range(len(heads)))
+        return [(head, length - 1) for head, length in zip(heads, lengths, strict=True)]
+
+    def _heads(self) -> list[Node]:
+        """The first tokens after the tip that open a sequence each."""
+        best = self.tip.children if self.tip else []
+        if not best or not (best[0].expanded or self.budget == 1):
+            return []
+        second = best[0].children[0].prob if best[0].children else 1.0
+        most = min(self.SEQUENCES, self.budget)
+        return [best[0], *(node for node in best[1:most] if node.prob > best[0].prob * second)]
+
+    def drafted(self, tree: Tree) -> Iterable[Node]:
+        return [*self._heads(), *super().drafted(tree)]
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
-        tip = self.tip
-        if self.reading or not verifying or tip is None:
-            return []
-        if not tip.expanded:
-            return [tip]
-        if not self.heads and tip.children:
-            if not tip.children[0].expanded and self.budget > 1:
-                tree.claim(tip.children[0])
-                return [tip.children[0]]
-            self._open_sequences(tree, tip.children)
-        tips = (self._tip(tree, head, n) for head, n in zip(self.heads, self._lengths(), strict=True))
-        return [node for node in tips if node is not None]
+        return super().frontier(tree, verifying) if verifying and not self.reading else []
 
-    def settling(self, tree: Tree) -> bool:
+    def settling(self, tree: Tree, waited: float) -> bool:
         return bool(self.frontier(tree, verifying=True))
-
-    def _open_sequences(self, tree: Tree, firsts: list[Node]) -> None:
-        second = firsts[0].children[0].prob if firsts[0].children else 1.0
-        threshold = firsts[0].prob * second
-        most = min(self.SEQUENCES, self.budget)
-        self.heads = [firsts[0], *(c for c in firsts[1:most] if c.prob > threshold)]
-        for head in self.heads:
-            tree.claim(head)
-
-    def _lengths(self) -> list[int]:
-        """γ tokens over k sequences, none longer than pays; the more probable ones take the remainder."""
-        each, rest = divmod(self.budget, max(1, len(self.heads)))
-        return [min(each + (i < rest), self.longest) for i in range(len(self.heads))]
-
-    @staticmethod
-    def _tip(tree: Tree, head: Node, length: int) -> Node | None:
-        """The end of a sequence when it must be decoded to make the sequence longer; None when it is long enough."""
-        sequence = [head, *chain(head)]
-        while sequence[-1].expanded and sequence[-1].children and len(sequence) < length:
-            sequence.append(sequence[-1].children[0])
-            tree.claim(sequence[-1])
-        return sequence[-1] if len(sequence) < length and not sequence[-1].expanded else None
 
 
 class Watch:
-    """Never slower: pauses drafting when the last rounds gave fewer tokens per second than plain decoding would."""
+    """Never slower: pauses drafting when the last rounds gave fewer tokens per second than plain decoding would.
 
-    WINDOW = 16  # rounds
-    PAUSE = 16  # rounds of the first pause; each further one is twice as long, up to MOST
-    MOST = 512
+    Each pause is twice as long as the one before, since a draft that does not fit a text may not fit it for long; it
+    ends at once when forwards become faster, for then it was the machine that was busy.
+    """
+
+    WINDOW = 16  # rounds that a judgement rests on, and of the first pause
+    MOST = 128  # rounds: a try takes WINDOW of them, so it costs an eighth of what drafting loses
+    EASED = 0.85  # a forward's seconds over those when the pause began
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
         self.window: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)
         self.left = 0  # rounds of the pause still to go
-        self.pause = self.PAUSE
+        self.pause = self.WINDOW
+        self.paused_at = 0.0  # seconds of a plain forward when the pause began
         self.before: float | None = None  # when the round before ended
+        self.reason = ""
 
     @property
     def speedup(self) -> float:
@@ -205,16 +211,18 @@ class Watch:
         seconds = r.ended - (self.before if self.before is not None else r.started)
         self.before = r.ended
         if self.left:
-            self.left -= 1
+            eased = self.costs.plain < self.EASED * self.paused_at
+            self.left = 0 if eased else self.left - 1
             return self.reason if self.left else ""
         if r.phase == "decode" and r.speculation == "on":
             self.window.append((len(r.tokens), seconds))
         speedup = self.speedup
         if len(self.window) < self.WINDOW or speedup >= 1.0:
-            self.pause = self.PAUSE if speedup > 1.1 else self.pause
+            self.pause = self.WINDOW if speedup > 1.1 else self.pause
             return ""
         self.reason = f"drafting gave {speedup:.2f}× plain decoding over {self.WINDOW} rounds"
         self.left, self.pause = self.pause, min(self.MOST, 2 * self.pause)
+        self.paused_at = self.costs.plain
         self.window.clear()
         return self.reason
 
@@ -300,13 +308,16 @@ class Best(Schedule):
         if not self.reason:
             tree.graft(*self.lookup.continuation(tree.context))
 
-    def patient(self, tree: Tree) -> bool:
-        """Wait when the next batch brings more expected tokens than the wait costs at the present rate."""
+    def patient(self, tree: Tree, waited: float) -> bool:
+        """Wait when the next batch brings more expected tokens than the wait costs at the present rate.
+
+        A batch that is overdue is expected to take as long again as it has taken.
+        """
         if self.reason or self.rate * self.costs.draft(1) > self.PATIENCE:  # not even for a sure token
             return False
         nodes = self.frontier(tree, verifying=False)
         gain = sum(node.reach for node in nodes) * self.PATIENCE
-        return gain > self.rate * self.costs.draft(len(nodes)) if nodes else False
+        return bool(nodes) and gain > self.rate * max(self.costs.draft(len(nodes)), waited)
 
     def observe(self, r: Round) -> None:
         super().observe(r)

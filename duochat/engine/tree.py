@@ -19,7 +19,7 @@ from duochat.engine.rounds import Draft
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One token of the tree. `slot` belongs to the drafter: where the node's KV lies, None while it has none."""
+    """One token of the tree."""
 
     token: int
     parent: Node | None
@@ -32,7 +32,6 @@ class Node:
     id: int = -1  # set when the token counts as drafted
     expanded: bool = False  # the draft model has decoded it: its children are known
     children: list[Node] = field(default_factory=list)
-    slot: object | None = None
 
     def child(self, token: int) -> Node | None:
         """The child with this token, or None."""

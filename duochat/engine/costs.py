@@ -154,6 +154,10 @@ class Costs:
         """The widest forward that was measured."""
         return max(self.target.seconds)
 
+    def row(self, width: int) -> float:
+        """Seconds by which one row more makes a forward of this width longer."""
+        return max(0.0, self.target(width + 1) - self.target(width))
+
     @property
     def budget(self) -> float:
         """γ* = T_target(one forward) / T_draft(one token), arXiv 2503.00784."""

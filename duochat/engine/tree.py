@@ -112,6 +112,7 @@ class Tree:
         self.root = Node(self.context[-1], None, len(self.context) - 1)
         self.acceptance = acceptance or Acceptance()
         self.drafted: list[Draft] = []  # since the last `take_drafted`
+        self.promise = 0.75  # estimated acceptance of the draft's first choices, the last twenty above all
         self._open: dict[int, Node] = {}  # drafted and without a fate
         self._frontier: list[tuple[float, int, Node]] = [(-1.0, 0, self.root)]  # unexpanded, best reach first
         self._pushed = 0
@@ -145,6 +146,8 @@ class Tree:
                 self._agree(known[token], rank, prob, alive)
             elif prob >= self.LEAST or rank == 1:
                 self._hang(Node(token, node, node.position + 1, prob=prob, rank=rank), alive)
+        if first := candidates.tokens and node.child(candidates.tokens[0]):  # else at the limit
+            self.promise += (first.edge - self.promise) / 20
 
     def _agree(self, child: Node, rank: int, prob: float, alive: bool = True) -> None:
         """The draft model and prompt lookup propose the same token here."""

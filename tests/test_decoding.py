@@ -305,7 +305,8 @@ class Ahead(FakeTarget):
 def test_a_round_is_told_while_the_target_is_at_work_on_the_next(decoder):
     log = []
     request = Request(decoder=decoder, max_tokens=12)
-    for r in decode(PROMPT, request, Ahead(log), FakeDrafter("wrong"), costs()):
+    slow = Costs.of({1: 8e-3, 32: 8e-3}, {1: 8e-3, 8: 8e-3})  # no draft is worth a wait
+    for r in decode(PROMPT, request, Ahead(log), FakeDrafter("wrong", delay=lambda: 8e-3), slow):
         log.append(f"told {r.position + len(r.tokens)}")
     begun = [entry.split()[1] for entry in log if entry.startswith("begin")]
     assert log.index(f"told {begun[1]}") < log.index(f"begin {begun[1]}")  # the first token comes at once

@@ -142,7 +142,7 @@ class Simulation:
             when["ended"] = self.now
             when["waited"] = waited + self._wait_while(self.schedule.settling)
             rounds.append(self._commit(pending, stop, when))
-            self.schedule.observe(rounds[-1])
+            self.state.learn(rounds[-1])
             self._pass_seconds(self.friction.between_forwards)
         return rounds
 

@@ -25,15 +25,27 @@ CPU_WIDTHS = (1, 2, 4, 8, 16)
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
 
-MEMORY = 20  # live timings that an average looks back on
+class Scale:
+    """How many times as long something takes now as it did when it was measured: the median of the last timings.
+
+    A median, so that an outlier counts for nothing, and what lasts counts in full after eight timings.
+    """
+
+    def __init__(self) -> None:
+        self._last = deque([1.0] * 7, maxlen=15)
+        self.value = 1.0
+
+    def observe(self, ratio: float) -> None:
+        self._last.append(ratio)
+        self.value = median(self._last)
 
 
 @dataclass(slots=True)
 class Curve:
-    """Seconds by size, linear between the measured sizes and beyond the last one; `scale` follows live timings."""
+    """Seconds by size, linear between the measured sizes and beyond the last one; followed by live timings."""
 
     seconds: dict[int, float]
-    scale: float = 1.0
+    now: Scale = field(default_factory=Scale, repr=False, compare=False)
     _known: dict[int, float] = field(init=False, repr=False, compare=False)  # sizes asked for: a round asks for dozens
 
     def __post_init__(self) -> None:
@@ -57,19 +69,11 @@ class Curve:
 
     def __call__(self, size: int) -> float:
         """Seconds that a call of this size takes now."""
-        return self.scale * self.measured(size)
-
-    def ratio(self, size: int, seconds: float) -> float:
-        """A live timing over the calibrated one; beyond a factor of four it is an accident, and counts as four."""
-        return min(4.0, max(0.25, seconds / self.measured(size)))
+        return self.now.value * self.measured(size)
 
     def observe(self, size: int, seconds: float) -> None:
-        """Follow a live timing; one outlier moves the scale by a twentieth of its excess at most."""
-        self.scale += (self.ratio(size, seconds) - self.scale) / MEMORY
-
-    def relax(self) -> None:
-        """Nothing was timed: come back towards the calibration, lest a bad minute keep the lane from being tried."""
-        self.scale += (1.0 - self.scale) / MEMORY
+        """Follow a live timing."""
+        self.now.observe(seconds / self.measured(size))
 
 
 def _rate(acceptance: float) -> float:
@@ -139,7 +143,7 @@ class Costs:
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
     shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
     hands: Threads = field(init=False, repr=False, compare=False)
-    _alone: float = field(default=1.0, init=False, repr=False, compare=False)  # as `Curve.scale`, no draft beside it
+    _alone: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)  # of forwards, drafts apart
     _forwards: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -166,7 +170,7 @@ class Costs:
     @property
     def plain(self) -> float:
         """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
-        return self._alone * self.target.measured(1)
+        return self._alone.value * self.target.measured(1)
 
     @property
     def known(self) -> bool:
@@ -181,16 +185,15 @@ class Costs:
         width = len(r.pending) + 1
         self.target.observe(width, seconds)
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
+        self._alone.observe((seconds - self.contention * beside) / self.target.measured(width))
         self._forwards += 1
-        ratio = self.target.ratio(width, seconds - self.contention * beside)
-        self._alone += (ratio - self._alone) / min(MEMORY, 1 + self._forwards)
-        if not r.batches:
-            self.draft.relax()
+        if not r.batches and r.speculation == "on":  # lest a bad minute keep the draft from being tried
+            self.draft.now.observe(1.0)
 
     def observe_batch(self, size: int, seconds: float) -> int:
         """Follow a draft batch; returns with how many threads the draft should go on, 0 = as now."""
         self.draft.observe(size, seconds)
-        return self.hands.observe(self.draft.ratio(size, seconds))
+        return self.hands.observe(seconds / self.draft.measured(size))
 
     def sequential_budget(self, acceptance: float, most: int = 16) -> int:
         """γ that gives the most tokens per second when drafting and verifying take turns (arXiv 2211.17192, eq. 1)."""
@@ -220,7 +223,7 @@ class Costs:
     def drifted(self) -> bool:
         """Whether live timings left the calibration by more than a quarter."""
         return self.hands.now < self.threads or any(
-            not 0.75 <= curve.scale <= 1.25 for curve in (self.target, self.draft)
+            not 0.75 <= curve.now.value <= 1.25 for curve in (self.target, self.draft)
         )
 
     def to_dict(self) -> dict[str, Any]:

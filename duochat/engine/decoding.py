@@ -141,7 +141,7 @@ class TargetLane:
             return
         told, self.news = self.news(), None
         with self.drafting.changed:
-            self.state.schedule.observe(told)
+            self.state.learn(told)
             self.drafting.changed.notify_all()
         yield told
 

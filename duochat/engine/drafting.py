@@ -30,7 +30,7 @@ class State:
         self.in_flight: list[Node] = []  # what the draft decodes just now
         self.waited = 0.0  # seconds that the target waited for a draft since its last forward began
         self.verifying = False
-        self.joined = False  # the draft has read its prompt
+        self.joined = False  # the draft has read what was said: the prompt, and what was committed during a pause
 
     def next_batch(self) -> list[Node]:
         """What the draft decodes next; empty: nothing is worth it."""
@@ -43,11 +43,11 @@ class State:
         for node, found in zip(nodes, candidates, strict=True):
             self.tree.grow(node, found)
         self.batches.append(batch)
-        measured, self.joined = self.joined, True  # the first one reads the prompt: no measure of a batch
+        measured, self.joined = self.joined, True  # the first one reads what was said: no measure of a batch
         return self.schedule.costs.observe_batch(batch.size, batch.ended - batch.started) if measured else 0
 
     def waits(self, question: Question, waited: float = 0.0) -> bool:
-        """Whether the target waits for a draft: never for one that reads its prompt, unless the schedule says so."""
+        """Whether the target waits for a draft: never for one that still reads, unless the schedule says so."""
         return not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree, waited)
 
     def choose(self) -> list[Node]:
@@ -64,6 +64,12 @@ class State:
         outcome = self.tree.advance(pending, answer, stop)
         self.verifying = False
         return outcome
+
+    def learn(self, told: Round) -> None:
+        """The schedule learns from a round; in a pause the draft falls behind."""
+        self.schedule.observe(told)
+        if self.schedule.reason:
+            self.joined = False
 
     def _claim(self, nodes: Iterable[Node]) -> None:
         for node in nodes:
@@ -91,7 +97,7 @@ class State:
             return {"speculation": "off", "reason": self.fault}
         if self.schedule.reason:
             return {"speculation": "paused", "reason": self.schedule.reason}
-        return {} if self.joined else {"speculation": "warming", "reason": "the draft reads the prompt"}
+        return {} if self.joined else {"speculation": "warming", "reason": "the draft reads what was said"}
 
     def record(self, pending: Sequence[Node], answer: Answer, outcome: Outcome, **rest: Any) -> Round:
         """The round that ended with this outcome; rest: its place, its times, and what `since` said."""

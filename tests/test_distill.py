@@ -13,7 +13,6 @@ gguf = pytest.importorskip("gguf")
 pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
 
 from duochat import DuoChatError  # noqa: E402
-from duochat.distill import agreement as agreement_command  # noqa: E402
 from duochat.distill import distill, gguf_file  # noqa: E402
 from duochat.distill.evaluate import Answered, agreement  # noqa: E402
 from duochat.distill.student import Llama, Shape  # noqa: E402
@@ -281,19 +280,6 @@ def test_agreement_counts_ranks_with_the_shared_noise():
     assert noisy["top1"] <= noisy["top8"]
     half = agreement(model, [Answered("t", ids, 1, greedy[:-1])], kept=greedy[:1])["mean"]
     assert half["top1"] == pytest.approx(sum(token == greedy[0] for token in greedy[:-1]) / 3, abs=1e-3)
-
-
-def test_the_agreement_command(target_file, tmp_path, capsys):
-    """A target agrees with itself; with half of its vocabulary cut it agrees less."""
-    source = gguf_file.Source.open(target_file)
-    gguf_file.write(source.model(), source, tmp_path / "same.gguf", "f32", "same", frequent=range(150))
-    parser = argparse.ArgumentParser()
-    agreement_command.add_arguments(parser)
-    drafts = f"{tmp_path / 'same.gguf'}@0,{tmp_path / 'same.gguf'}"
-    agreement_command.main(parser.parse_args(["--target", str(target_file), "--drafts", drafts, "--max-tokens", "16"]))
-    whole, half = [float(line.split()[2]) for line in capsys.readouterr().out.splitlines() if "mean" in line]
-    assert whole == 1.0
-    assert half < 1.0
 
 
 def _arguments(*words: object) -> argparse.Namespace:

@@ -1,50 +1,49 @@
-"""The timing and checking of the target lane runs from end to end on a CPU."""
+"""What the lanes cost, told of fake lanes whose costs are known."""
 
-from __future__ import annotations
+from fakes import FakeDrafter, FakeTarget, costs
 
-import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-from duochat import DuoChatError
 from duochat.bench import speed
-
-CPU = torch.device("cpu")
-torch.set_num_threads(1)
-
-
-def test_report(tmp_path, capsys, monkeypatch):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(vocab_size=500, **sizes)).save_pretrained(tmp_path)
-    monkeypatch.setattr(speed, "CONTEXTS", (64,))
-    speed.report(tmp_path, "cpu", 400, "compiled")
-    out = capsys.readouterr().out
-    assert "context    64" in out
-    assert out.count("round of 16") == len(speed.SAMPLINGS)
-    assert "first token of a prompt of 128" in out
+from duochat.engine.engine import Engine
+from duochat.engine.sampling import Sampling
 
 
-def test_a_wrong_answer_fails_the_check():
-    model = speed.small(CPU)
-    target = speed.fast(CPU, ())
-    context, tree = list(range(40)), [(1, -1), (2, 0)]
-    right = target.verify(context, tree, speed.GREEDY)
-    off, different = speed._compare(right, model, context, tree, CPU)
-    assert off < speed.OFF
-    assert different == 0
-    off, different = speed._compare(right, model, context, [(1, -1), (2, -1)], CPU)
-    assert off > speed.OFF
+def lanes(drafter):
+    target = FakeTarget(eos=(), context_length=700, delay=lambda: 2e-3)
+    target.measure = lambda widths, context: {w: 1e-3 * w + 1e-6 * context for w in widths}
+    target.describe = lambda: {"target_backend": "fake", "target_weight_bytes": 8_000_000}
+    return Engine(target, drafter, costs())
 
 
-def test_a_check_that_breaks_is_one_that_failed():
-    def _broken(_):
-        yield "first", True, ""
-        raise RuntimeError("no\nmore")
+def test_forwards_by_width_and_context_and_what_each_decoder_takes():
+    told = "\n".join(speed.study(lanes(FakeDrafter()), speed.cut([5, 6, 7]), Sampling()))
+    rows = {line.split("  ")[0]: line.split() for line in told.splitlines() if line}
+    assert "target_backend fake" in told
+    assert rows["context 128"][2:5] == ["1.13", "2.13", "4.13"]
+    assert rows["context 512"][2:5] == ["1.51", "2.51", "4.51"]
+    assert "context 2048" not in rows  # longer than the target's
+    assert list(rows)[-4:] == ["autoregressive", "speculative", "duodecoding", "duotree"]
+    first, each, gap = map(float, rows["autoregressive"][1:])
+    assert 2 <= each < 4
+    assert 2 <= first < 6
+    assert 0 < gap < 1
+    assert float(rows["duotree"][2]) < each
 
-    assert list(speed._guarded(_broken, CPU)) == [("first", True, ""), ("broken", False, "RuntimeError: no")]
+
+def test_without_a_draft_plain_decoding_alone_is_timed():
+    told = [*speed.study(lanes(None), speed.cut([5, 6, 7]), Sampling())][-1]
+    assert "autoregressive" in told
+    assert "duotree" not in told
 
 
-def test_nothing_to_do_is_said():
-    args = type("Args", (), {"self_check": False, "target": None})
-    with pytest.raises(DuoChatError, match="--target"):
-        speed.main(args)
+def test_weights_are_told_beside_a_copy(monkeypatch):
+    target = lanes(None).target
+    monkeypatch.setattr(speed, "copy_bandwidth", lambda: 16e9)
+    assert "take 0.50 ms; width 1 takes 3.02 times that" in speed.weights(target, 8_000_000)
+    assert speed.weights(target, 0) == ""
+    target.shares_cores = True
+    assert speed.weights(target, 8_000_000) == ""
+
+
+def test_a_short_prompt_is_repeated():
+    assert speed.cut(range(3))[:5] == [0, 1, 2, 0, 1]
+    assert len(speed.cut(range(3))) == len(speed.cut(range(1000))) == speed.PROMPT

@@ -13,13 +13,13 @@ from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
-from duochat.bench import goals, hardware, machine, report, simulate, tasks
-from duochat.bench.ablations import variants
+from duochat.bench import machine, report, simulate, tasks
 from duochat.bench.contest import Bench, Plan
-from duochat.bench.contestants import PEERS, Contestant, Decoder
+from duochat.bench.contestants import PEERS, Contestant, Decoder, forget
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.engine.costs import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
+from duochat.engine.lanes import Target
 from duochat.engine.pytorch import widened
 from duochat.engine.sampling import Sampling
 from duochat.models import cache_dir
@@ -36,11 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
     parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
-    parser.add_argument("--ablate", action="store_true", help="also our decoders with one thing taken away each")
-    parser.add_argument("--simulate", action="store_true", help="also predict what other hardware would give")
+    parser.add_argument("--simulate", action="store_true", help="also predict the same on a virtual clock")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, help="of each answer (128; without a GPU 96)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
+    parser.add_argument("--top-k", metavar="K", type=int, default=0, help="0 = off")
+    parser.add_argument("--top-p", metavar="P", type=float, default=1.0, help="1 = off")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the first repeat; the next has S + 1")
     parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="times that everything is asked")
     parser.add_argument("--json", metavar="FILE", type=Path, help="where the results go (default: the cache folder)")
@@ -77,23 +78,13 @@ def main(args: argparse.Namespace) -> int:
     bar("Measuring both devices", 0, 0)
     talk.engine.calibrate()  # a stored calibration may be of a busier hour
     contestants = [Decoder(name, talk.engine) for name in names]
-    if args.ablate:
-        contestants += variants(talk.engine, args.temperature)
     if rivals:
-        contestants += load_peers(rivals, settings, talk, plan, bar)
+        from duochat.bench.peers import Loader  # loads transformers, and the target once more
+
+        load = Loader(settings, talk.engine, min(plan.longest(talk.tokenizer), talk.engine.context_length), bar)
+        contestants += [load(name) for name in rivals]
     bar.close()
     return measure(args, plan, talk.engine, talk.tokenizer, contestants, about)
-
-
-def load_peers(
-    names: Sequence[str], settings: config.Settings, talk: Any, plan: Plan, bar: terminal.Bar
-) -> list[Contestant]:
-    """Loads transformers, and the target once more."""
-    from duochat.bench.peers import Loader
-
-    longest = min(plan.longest(talk.tokenizer), talk.engine.context_length)
-    load = Loader(settings, talk.engine, longest, bar)
-    return [load(name) for name in names]
 
 
 def measure(
@@ -107,25 +98,25 @@ def measure(
     """The benchmark proper, on models that are loaded; returns the exit status."""
     from duochat.bench import report_page  # plotly takes its time to load
 
-    about |= {"machine": about["machine"] | {"lanes": engine.describe()}, "calibration": engine.costs.to_dict()}
-    about["strict"] = about["machine"]["lanes"]["target_dtype"] == "float32" or about["settings"]["reproducible"]
-    bench = Bench(contestants, tokenizer, engine.context_length, plan)
+    lanes, own_device = engine.describe(), not engine.target.shares_cores
+    about |= {"machine": about["machine"] | {"lanes": lanes}, "calibration": engine.costs.to_dict()}
+    about["strict"] = lanes.get("target_dtype") == "float32" or about["settings"]["reproducible"]
+    bench = Bench(contestants, tokenizer, engine.context_length, plan, compiles=own_device)
     if args.resume:
         resume(bench, args.json, about["settings"])
 
     def results() -> dict[str, Any]:
-        return report.build(bench.runs, traits(bench), about, bench.timelines)
+        return report.build(bench.runs, kinds(bench), about)
 
-    if engine.target.device.type == "cuda":
+    if own_device:
         capture(engine.target, plan.longest(tokenizer))
     stopped = carry_out(bench, args.json, results)
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
-    found = results() | {"complete": not stopped}
+    about["complete"] = not stopped
     if args.simulate and not stopped:
-        found["simulation"] = check_simulation(bench, engine)
-    if not stopped and engine.target.device.type == "cuda":
-        found["goals"] = check_goals(bench, engine, found)
+        about["simulation"] = check_simulation(bench, engine)
+    found = results()
     save(args.json, found)
     report_page.write(args.html, found)
     print(report.text(found))
@@ -133,50 +124,38 @@ def measure(
     return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
 
 
-def capture(target: Any, longest: int) -> None:
-    """Have the target's CUDA graphs made for all widths and lengths, so that none is made while we measure."""
+def capture(target: Target, longest: int) -> None:
+    """Have all that a device makes for a width and a length made now, and not while we measure."""
     for context in range(128, min(longest + 128, target.context_length - max(GPU_WIDTHS)), 128):
-        target.measure(GPU_WIDTHS, context, 1)
-
-
-def check_goals(bench: Bench, engine: Any, results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of `goals.table` as JSON."""
-    ours = [contestant for contestant in bench.contestants if contestant.kind == "decoder"]
-    context = bench.first_context(bench.plan.questions[0])
-    return [goal.to_dict() for goal in goals.table(results, goals.probe(engine.target, ours, context))]
+        target.measure(GPU_WIDTHS, context)
 
 
 def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
-    """The simulation fed with what was measured, its error against that, and what it promises elsewhere.
-
-    One request of each task is replayed: the first turn of its first question.
-    """
+    """Tokens/s measured and simulated with what was measured, over one request of each task: its first turn's."""
+    first = {question.task: question for question in reversed(bench.plan.questions)}.values()
+    contexts = {(question.task, question.id, 0, 0): bench.first_context(question) for question in first}
     ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
-    first = {question.task: question for question in reversed(bench.plan.questions)}
-    runs = {(run.task, run.question, run.decoder): run for run in bench.runs if (run.turn, run.repeat) == (0, 0)}
-    asked = [(bench.first_context(q), [runs[q.task, q.id, name] for name in ours]) for q in first.values()]
-    recordings = [bench.record(engine, context, answers[ours.index(REFERENCE)]) for context, answers in asked]
-    measured = {
-        name: sum(len(answers[i].tokens) for _, answers in asked) / sum(answers[i].total_s for _, answers in asked)
-        for i, name in enumerate(ours)
-    }
-    gap = median(answers[ours.index(REFERENCE)].gap_s for _, answers in asked)
+    runs = {name: [run for run in bench.runs if run.decoder == name and run.request in contexts] for name in ours}
+    recordings = []
+    for run in runs[REFERENCE]:
+        context, others = contexts[run.request], {"max_tokens": bench.plan.max_tokens, "forward": run.tpot_s}
+        forget(engine.target, engine.drafter, context)
+        recordings.append(
+            simulate.record(engine.drafter, context, run.tokens, run.first_s, bench.plan.sampling, **others)
+        )
+    gap = median(run.gap_s for run in runs[REFERENCE])
     friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
-    predicted = simulate.predict(engine.costs, recordings, ours, friction)
     return {
         "requests": len(recordings),
         "friction": asdict(friction),
-        "measured": measured,
-        "predicted": predicted,
-        "error": simulate.errors(predicted, measured),
-        "elsewhere": hardware.elsewhere(engine.costs, recordings, ours),
+        "measured": {n: sum(len(r.tokens) for r in own) / sum(r.total_s for r in own) for n, own in runs.items()},
+        "predicted": simulate.predict(engine.costs, recordings, ours, friction),
     }
 
 
-def traits(bench: Bench) -> dict[str, dict[str, Any]]:
-    """Of each contestant, in the order of the report: its kind, and for our own the decoder and a fixed budget."""
-    names = ("kind", "decoder", "budget")
-    return {c.name: {name: getattr(c, name, None) for name in names} for c in bench.contestants}
+def kinds(bench: Bench) -> dict[str, str]:
+    """The kind of each contestant, in the order of the report."""
+    return {contestant.name: contestant.kind for contestant in bench.contestants}
 
 
 def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -> bool:
@@ -208,7 +187,8 @@ def chosen(what: str, text: str, known: Iterable[str]) -> list[str]:
 
 def read_plan(args: argparse.Namespace) -> Plan:
     questions = tasks.load(chosen("task", args.tasks, tasks.TASKS), args.limit, args.prompts)
-    return Plan(questions, Sampling(args.temperature, seed=args.seed), args.max_tokens, args.repeat)
+    sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    return Plan(questions, sampling, args.max_tokens, args.repeat)
 
 
 def describe_settings(args: argparse.Namespace, settings: config.Settings, names: Sequence[str]) -> dict[str, Any]:
@@ -223,10 +203,11 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
         "prompts": str(args.prompts) if args.prompts else "our own",
         "max_tokens": args.max_tokens,
         "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
         "seeds": [args.seed + n for n in range(args.repeat)],
         "repeat": args.repeat,
         "decoders": list(names),
-        "ablations": args.ablate,
         "cost_faithful": widened.like(Path(settings.target)),
     }
 
@@ -234,14 +215,7 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
 # ---------------------------------------------------------------- files
 
 
-FREE_TO_CHANGE = (
-    "tasks",
-    "limit",
-    "repeat",
-    "seeds",
-    "decoders",
-    "ablations",
-)  # settings that a resumed run may have otherwise
+FREE_TO_CHANGE = {"tasks", "limit", "repeat", "seeds", "decoders"}  # in the settings of a resumed run
 
 
 def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
@@ -255,13 +229,12 @@ def resume(bench: Bench, path: Path, settings: Mapping[str, Any]) -> None:
         raise DuoChatError(
             f"{path} is no result of this benchmark: name another file, or leave --resume out."
         ) from None
-    for name in settings.keys() - set(FREE_TO_CHANGE):
+    for name in settings.keys() - FREE_TO_CHANGE:
         if earlier["settings"].get(name) != settings[name]:
             raise DuoChatError(f"{path} was measured with another {name}: start afresh, without --resume.")
-    asked, names = {(q.task, q.id) for q in bench.plan.questions}, traits(bench)
+    asked, names = {(q.task, q.id) for q in bench.plan.questions}, kinds(bench)
     known = [run for run in runs if run.decoder in names and (run.task, run.question) in asked]
     bench.runs = [run for run in known if run.repeat < bench.plan.repeat]
-    bench.timelines = {name: rounds for name, rounds in earlier["timelines"].items() if name in names}
 
 
 def save(path: Path, results: dict[str, Any]) -> None:

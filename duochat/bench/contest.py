@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from duochat.bench import machine, simulate, tasks
-from duochat.bench.contestants import Contestant, Stopped, forget
+from duochat.bench import tasks
+from duochat.bench.contestants import Contestant, Stopped
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.chat.chat import fit
 from duochat.engine.lanes import Cancelled, never
-from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
 
 
@@ -45,16 +44,26 @@ class Plan:
 
 
 class Bench:
-    """Asks every contestant everything and keeps the runs; `runs` and `timelines` may come from an earlier start."""
+    """Asks every contestant everything and keeps the runs; some may come from an earlier start.
 
-    def __init__(self, contestants: Sequence[Contestant], tokenizer: Any, context_length: int, plan: Plan) -> None:
+    compiles: the target has a device of its own, where a first answer of its length takes longer than the next.
+    """
+
+    def __init__(
+        self,
+        contestants: Sequence[Contestant],
+        tokenizer: Any,
+        context_length: int,
+        plan: Plan,
+        compiles: bool = False,
+    ) -> None:
         self.contestants, self.tokenizer, self.context_length, self.plan = contestants, tokenizer, context_length, plan
+        self.compiles = compiles
         self.runs: list[Run] = []
-        self.timelines: dict[str, list[dict[str, Any]]] = {}
 
     def run(self, stopped: Stopped = never, progress: Callable[[int, int], None] | None = None) -> Iterator[None]:
         """Measure what is not measured yet; yields after each question. Ends early, without a fault, when stopped."""
-        done = {run.key: run for run in self.runs}
+        done = {(*run.request, run.decoder): run for run in self.runs}
         try:
             if len(done) < self.plan.size * len(self.contestants):
                 self.warm_up(stopped)
@@ -67,25 +76,18 @@ class Bench:
             return
 
     def warm_up(self, stopped: Stopped) -> None:
-        """A few tokens of everybody; on a GPU whole answers at several lengths, so that all is compiled beforehand."""
+        """A few tokens of everybody; of our own, where it compiles, whole answers at several lengths."""
         contexts = sorted((self.first_context(question) for question in self.plan.questions), key=len)
-        on_gpu = bool(machine.gpus())
-        chosen = [contexts[i * (len(contexts) - 1) // 3] for i in range(4)] if on_gpu else contexts[:1]
-        for context in chosen:
+        spread = [contexts[i * (len(contexts) - 1) // 3] for i in range(4)]
+        for context in spread if self.compiles else contexts[:1]:
             for contestant in self.contestants:
-                whole = on_gpu and contestant.kind == "decoder"
-                few = self.plan.max_tokens if whole else min(16, self.plan.max_tokens)
-                contestant.answer(context, self.plan.sampling, few, stopped)
+                whole = self.compiles and contestant.kind == "decoder"
+                tokens = self.plan.max_tokens if whole else min(16, self.plan.max_tokens)
+                contestant.answer(context, self.plan.sampling, tokens, stopped)
 
     def first_context(self, question: tasks.Question) -> list[int]:
         """Token ids of a conversation's beginning."""
         return self._context([], question.turns[0])
-
-    def record(self, engine: Any, context: Sequence[int], plain: Run) -> simulate.Recording:
-        """What the draft proposes along plain decoding's answer."""
-        forget(engine.target, engine.drafter, context)
-        others = {"max_tokens": self.plan.max_tokens, "forward": plain.tpot_s}
-        return simulate.record(engine.drafter, context, plain.tokens, plain.first_s, self.plan.sampling, **others)
 
     def _context(self, messages: list[dict[str, str]], turn: str) -> list[int]:
         messages = [*messages, {"role": "user", "content": turn}]
@@ -109,30 +111,11 @@ class Bench:
 
     def _measure(self, contestant: Contestant, context: list[int], key: tuple[Any, ...], stopped: Stopped) -> Run:
         sampling = replace(self.plan.sampling, seed=self.plan.sampling.seed + key[3])
-        machine.reset_peaks()
         timed = contestant.answer(context, sampling, self.plan.max_tokens, stopped)
-        if contestant.name not in self.timelines and timed.rounds:
-            self.timelines[contestant.name] = timeline(timed.rounds)
-        times = {"first_s": timed.first_s, "total_s": timed.total_s}
-        return Run(*key, prompt_tokens=len(context), **times, **timed.figures, **machine.peaks())
+        return Run(*key, len(context), first_s=timed.first_s, total_s=timed.total_s, **timed.figures)
 
 
 def rotated(contestants: Sequence[Contestant], by: int) -> list[Contestant]:
     """The same order, begun elsewhere."""
     start = by % len(contestants)
     return [*contestants[start:], *contestants[:start]]
-
-
-def timeline(rounds: Sequence[Round], first: int = 1, count: int = 12) -> list[dict[str, Any]]:
-    """What both lanes did during a few rounds, for the picture; seconds since the request."""
-    return [
-        {
-            "started": r.started,
-            "ended": r.ended,
-            "rows": len(r.pending) + 1,
-            "tokens": len(r.tokens),
-            "accepted": len(r.accepted),
-            "batches": [[b.started, b.ended, b.size] for b in r.batches],
-        }
-        for r in rounds[first : first + count]
-    ]

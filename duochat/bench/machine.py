@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on: what it is, how busy it was before, and how much memory a request took."""
+"""The machine that a benchmark runs on: what it is, and how busy it was before."""
 
 from __future__ import annotations
 
@@ -78,33 +78,3 @@ def gpus() -> list[dict[str, Any]]:
         ]
     except pynvml.NVMLError:
         return []
-
-
-def reset_peaks() -> None:
-    """Begin to measure peak memory anew; host memory only where the system can forget its own peak (Linux)."""
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    if cuda := _cuda():
-        cuda.reset_peak_memory_stats()
-
-
-def peaks() -> dict[str, int]:
-    """Peak bytes since `reset_peaks`: resident in this process, and held by tensors on the GPU."""
-    cuda = _cuda()
-    return {"host_bytes": _host_peak(), "gpu_bytes": cuda.max_memory_allocated() if cuda else 0}
-
-
-def _host_peak() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    import psutil
-
-    return psutil.Process().memory_info().rss
-
-
-def _cuda() -> Any:
-    """torch.cuda when torch is loaded and sees a card, else None."""
-    torch = sys.modules.get("torch")
-    return torch.cuda if torch and torch.cuda.is_available() else None

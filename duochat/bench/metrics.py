@@ -1,6 +1,6 @@
 """From rounds to figures: one record (`Run`) for each request, and the summaries over them. Pure.
 
-Facts and sums are stored; rates are derived. Times are seconds. Definitions: DESIGN.md, section 2.
+Facts and sums are stored; rates are derived. Times are seconds. Definitions: README, "Words", and `report.FIGURES`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from duochat.engine.rounds import Round, total
 
 REFERENCE = "autoregressive"  # what every decoder is compared with
-RIVAL = "generate"  # the peer that speedups are given against too
-PARTS = ("prefill", "verify", "transfer", "wait", "bookkeeping", "hidden")  # where a request's time goes
-DRAFT_PARTS = ("decode", "choosing")  # what the CPU lane does meanwhile
+COUNTS = ("drafted", "accepted", "rejected", "ignored", "pending")
+
+# An answer loops when it says again what it said before. Of 163 answers of SmolLM2 to our own and Spec-Bench's prompts
+# (assets/results) all with a share of REPEATED or more go round in circles; up to .12 one sentence stands there twice.
+PASSAGE = 8  # tokens: a repeated passage is no shorter
+REPEATED = 0.15
 
 
 @dataclass(slots=True)
@@ -43,35 +48,26 @@ class Run:
     hits: int = 0  # rounds whose outcome the draft had already expanded ...
     outcomes: int = 0  # ... of so many
     budget: float = 0.0  # mean computed γ*
-    cpu_busy_s: float = 0.0  # between first and last token, as the next two
+    cpu_busy_s: float = 0.0  # between first and last token, as the next one
     gpu_busy_s: float = 0.0
-    overlap_s: float = 0.0  # both devices busy
-    split_s: dict[str, float] = field(default_factory=dict)  # PARTS, which add up to total_s
-    draft_s: dict[str, float] = field(default_factory=dict)  # DRAFT_PARTS
     gap_s: float = 0.0  # median host time between two forwards, waiting for a draft apart
     depths: list[list[int]] = field(default_factory=list)  # [accepted, tested] by place in the draft, from the first on
-    ranks: list[int] = field(default_factory=list)  # accepted by rank: [never drafted there, rank 1, rank 2, ...]
-    ngram: int = 0  # accepted tokens that prompt lookup alone had found
-    widths: dict[str, list[float]] = field(default_factory=dict)  # rows of a forward -> [forwards, seconds]
     speculation: str = ""  # of the last round
-    reason: str = ""
-    host_bytes: int = 0  # peak resident memory of the process
-    gpu_bytes: int = 0  # peak GPU memory held by tensors
 
     @property
-    def key(self) -> tuple[str, str, int, int, str]:
-        """What tells a run from the others of a benchmark."""
-        return self.task, self.question, self.turn, self.repeat, self.decoder
-
-    @property
-    def decode_s(self) -> float:
-        """Seconds between first and last token."""
-        return self.total_s - self.first_s
+    def request(self) -> tuple[str, str, int, int]:
+        """What was asked, whoever answered."""
+        return self.task, self.question, self.turn, self.repeat
 
     @property
     def tpot_s(self) -> float:
         """Seconds per token after the first; 0 for an answer of one token."""
-        return self.decode_s / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
+        return (self.total_s - self.first_s) / (len(self.tokens) - 1) if len(self.tokens) > 1 else 0.0
+
+    @property
+    def loops(self) -> bool:
+        """Whether the answer goes round in circles: see REPEATED."""
+        return repeated(self.tokens) >= REPEATED
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,83 +78,35 @@ class Run:
         return cls(**{k: v for k, v in raw.items() if k in known})
 
 
+def repeated(tokens: Sequence[int]) -> float:
+    """The share of an answer's passages (PASSAGE tokens, one begins at each token) that it held before."""
+    passages = [tuple(tokens[i : i + PASSAGE]) for i in range(len(tokens) - PASSAGE + 1)]
+    return 1 - len(set(passages)) / len(passages) if passages else 0.0
+
+
 # ---------------------------------------------------------------- one request
 
 
-def of_rounds(rounds: Sequence[Round], total_s: float) -> dict[str, Any]:
-    """The fields of a `Run` that its rounds tell. total_s: request to last token by the caller's own clock."""
+def of_rounds(rounds: Sequence[Round]) -> dict[str, Any]:
+    """The fields of a `Run` that its rounds tell."""
     stats = total(rounds)
-    first = next((r.ended for r in rounds if r.tokens), 0.0)
-    last = max((r.ended for r in rounds if r.tokens), default=0.0)
-    gpu = [clipped for r in rounds if (clipped := _clip(r.started, r.ended, first, last))]
-    cpu = [clipped for r in rounds for b in r.batches if (clipped := _clip(b.started, b.ended, first, last))]
     return {
         "tokens": [token for r in rounds for token in r.tokens],
         "finish": rounds[-1].finish or "",
         "forwards": stats.rounds,
-        **{name: getattr(stats, name) for name in ("drafted", "accepted", "rejected", "ignored", "pending")},
-        "hits": stats.hits,
-        "outcomes": stats.outcomes,
+        **{name: getattr(stats, name) for name in (*COUNTS, "hits", "outcomes")},
         "budget": fmean(stats.budgets),
-        "cpu_busy_s": _length(cpu),
-        "gpu_busy_s": _length(gpu),
-        "overlap_s": overlap(cpu, gpu),
-        "split_s": split(rounds, total_s),
-        "draft_s": draft_split(rounds),
+        "cpu_busy_s": stats.cpu_busy,
+        "gpu_busy_s": stats.gpu_busy,
         "gap_s": median([*gaps(rounds)] or [0.0]),
         "depths": depths(rounds),
-        **origins(rounds),
-        "widths": widths(rounds),
         "speculation": rounds[-1].speculation,
-        "reason": rounds[-1].reason,
     }
-
-
-def _clip(start: float, end: float, low: float, high: float) -> tuple[float, float] | None:
-    start, end = max(start, low), min(end, high)
-    return (start, end) if end > start else None
-
-
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in intervals)
-
-
-def overlap(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
-    """Seconds that lie in both of two lists of intervals; each list is in order and free of overlaps."""
-    shared, i, j = 0.0, 0, 0
-    while i < len(one) and j < len(other):
-        shared += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return shared
 
 
 def gaps(rounds: Sequence[Round]) -> list[float]:
     """Host seconds between the forwards of an answer, without what was spent waiting for a draft."""
     return [max(0.0, b.started - a.ended - b.waited) for a, b in pairwise(rounds) if b.tokens]
-
-
-def split(rounds: Sequence[Round], total_s: float) -> dict[str, float]:
-    """The request's time by PARTS; `hidden` is what no record explains."""
-    forwards = [r for r in rounds if r.tokens]
-    decode = [r for r in forwards if r.phase != "prefill"]
-    parts = {
-        "prefill": sum(r.ended - r.started for r in forwards if r.phase == "prefill"),
-        "verify": sum(r.ended - r.started - r.transfer for r in decode),
-        "transfer": sum(r.transfer for r in decode),
-        "wait": sum(r.waited for r in forwards),
-        "bookkeeping": sum(gaps(forwards)),
-    }
-    return {**parts, "hidden": total_s - sum(parts.values())}
-
-
-def draft_split(rounds: Sequence[Round]) -> dict[str, float]:
-    """Seconds of the CPU lane: decoding, and choosing candidates from the logits."""
-    batches = [b for r in rounds for b in r.batches]
-    choosing = sum(b.sampling for b in batches)
-    return {"decode": sum(b.ended - b.started for b in batches) - choosing, "choosing": choosing}
 
 
 def depths(rounds: Sequence[Round]) -> list[list[int]]:
@@ -174,42 +122,34 @@ def depths(rounds: Sequence[Round]) -> list[list[int]]:
     return found
 
 
-def origins(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Which of the draft's choices the target took: `ranks` (index 0: tested, and none of them) and `ngram`."""
-    drafts = {d.id: d for r in rounds for d in r.drafted}
-    ranks, ngram = [sum(bool(r.rejected) for r in rounds)], 0
-    for draft in (drafts[i] for r in rounds for i in r.accepted):
-        ranks += [0] * (draft.rank + 1 - len(ranks))
-        ranks[draft.rank] += 1
-        ngram += draft.origin == "ngram"
-    return {"ranks": ranks, "ngram": ngram}
-
-
-def widths(rounds: Sequence[Round]) -> dict[str, list[float]]:
-    """Rows of a forward -> [how many forwards, their seconds together], the prompt's forward apart."""
-    found: dict[str, list[float]] = {}
-    for r in rounds:
-        if r.tokens and r.phase != "prefill":
-            cell = found.setdefault(str(len(r.pending) + 1), [0, 0.0])
-            cell[0] += 1
-            cell[1] += r.ended - r.started
-    return found
-
-
 # ---------------------------------------------------------------- over requests
 
 
-def summary(runs: Sequence[Run], reference: Sequence[Run] = (), rival: Sequence[Run] = ()) -> dict[str, Any]:
-    """Figures of one decoder over its runs, not empty. reference: plain decoding's runs; rival: another baseline's.
-
-    Names and meanings: `report.FIGURES`.
-    """
+def summary(runs: Sequence[Run], reference: Sequence[Run] = ()) -> dict[str, Any]:
+    """Figures of one decoder over its runs, not empty. reference: plain decoding's runs."""
+    straight, plain = without_loops(runs, reference)
     return {
-        **_speed(runs, reference, rival),
+        "requests": len(runs),
+        "tokens": sum(len(run.tokens) for run in runs),
+        "tokens_per_s": tokens_per_s(runs),
+        "speedup": speedup(runs, reference),
+        "speedup_interval": interval(runs, reference),
+        "loops": sum(run.loops for run in runs),
+        "requests_without_loops": len(straight),
+        "tokens_per_s_without_loops": tokens_per_s(straight),
+        "speedup_without_loops": speedup(straight, plain),
         **_latency(runs),
         **_drafting(runs),
         **_devices(runs),
     }
+
+
+def without_loops(runs: Iterable[Run], reference: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+    """Both without the requests that either of them answered with a loop: one side alone would be flattered."""
+    both = [*runs], [*reference]
+    out = {run.request for side in both for run in side if run.loops}
+    own, other = ([run for run in side if run.request not in out] for side in both)
+    return own, other
 
 
 def _sum(runs: Iterable[Run], name: str) -> float:
@@ -220,34 +160,20 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _speed(runs: Sequence[Run], reference: Sequence[Run], rival: Sequence[Run]) -> dict[str, Any]:
-    tokens, seconds = sum(len(run.tokens) for run in runs), _sum(runs, "total_s")
-    others = _share(sum(len(run.tokens) for run in reference), _sum(reference, "total_s"))
-    return {
-        "requests": len(runs),
-        "tokens": tokens,
-        "tokens_per_s": fmean(speeds(runs).values()),
-        "tokens_per_s_total": _share(tokens, seconds),
-        "speedup": speedup(runs, reference),
-        "speedup_total": _share(_share(tokens, seconds), others),
-        "speedup_over_generate": speedup(runs, rival),
-    }
-
-
 def _latency(runs: Sequence[Run]) -> dict[str, Any]:
     firsts = [run.first_s for run in runs]
     tpots = [run.tpot_s for run in runs if len(run.tokens) > 1] or [0.0]
     return {
         "ttft_median_s": median(firsts),
-        "ttft_p95_s": percentile(firsts, 95),
+        "ttft_p95_s": float(np.percentile(firsts, 95)),
         "tpot_median_s": median(tpots),
-        "tpot_p95_s": percentile(tpots, 95),
+        "tpot_p95_s": float(np.percentile(tpots, 95)),
     }
 
 
 def _drafting(runs: Sequence[Run]) -> dict[str, Any]:
-    counts = {name: _sum(runs, name) for name in ("drafted", "accepted", "rejected", "ignored", "pending", "ngram")}
-    forwards, places = _sum(runs, "forwards"), added(run.depths for run in runs)
+    counts = {name: _sum(runs, name) for name in COUNTS}
+    forwards, places = _sum(runs, "forwards"), _added(run.depths for run in runs)
     return {
         "mean_accepted_length": _share(sum(len(run.tokens) for run in runs), forwards),
         "acceptance_rate": _share(counts["accepted"], counts["accepted"] + counts["rejected"]),
@@ -258,104 +184,103 @@ def _drafting(runs: Sequence[Run]) -> dict[str, Any]:
         "hit_rate": _share(_sum(runs, "hits"), _sum(runs, "outcomes")),
         "acceptance_by_position": [_share(accepted, tested) for accepted, tested in places],
         "tested_by_position": [tested for _, tested in places],
-        "share_by_rank": by_rank(runs),
-        "paused": sum(run.speculation == "paused" for run in runs),
+        "paused": sum(run.speculation.startswith("paused") for run in runs),
     }
 
 
 def _devices(runs: Sequence[Run]) -> dict[str, Any]:
-    spans, seconds = _sum((run for run in runs if run.forwards), "decode_s"), _sum(runs, "total_s")
-    parts = {part: _share(sum(run.split_s.get(part, 0.0) for run in runs), seconds) for part in PARTS}
-    drafting = {part: _share(sum(run.draft_s.get(part, 0.0) for run in runs), seconds) for part in DRAFT_PARTS}
+    span = sum(run.total_s - run.first_s for run in runs if run.forwards)
     return {
-        "cpu_idle": 1 - _share(_sum(runs, "cpu_busy_s"), spans) if spans else None,
-        "gpu_idle": 1 - _share(_sum(runs, "gpu_busy_s"), spans) if spans else None,
-        "overlap": _share(_sum(runs, "overlap_s"), spans),
+        "cpu_idle": 1 - _sum(runs, "cpu_busy_s") / span if span else None,
+        "gpu_idle": 1 - _sum(runs, "gpu_busy_s") / span if span else None,
         "gap_median_s": median(run.gap_s for run in runs),
-        "split": parts,
-        "draft_split": drafting,
-        "seconds_by_width": by_width(runs),
-        "host_peak_bytes": max(run.host_bytes for run in runs),
-        "gpu_peak_bytes": max(run.gpu_bytes for run in runs),
     }
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks. values: not empty."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+def _added(lists: Iterable[Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Pairs summed place by place; lists may differ in length."""
+    columns = (zip(*pairs, strict=True) for pairs in zip_longest(*lists, fillvalue=(0, 0)))
+    return [[sum(column) for column in pair] for pair in columns]
 
 
-def speeds(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
-    """Tokens per second of each question, over its turns and repeats."""
-    sums: dict[tuple[str, str], list[float]] = {}
+# ---------------------------------------------------------------- speed, and how sure it is
+
+Timing = tuple[float, float]  # tokens, seconds
+
+
+def _timings(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, Timing]]:
+    """Tokens and seconds of each question, its turns together, by repeat."""
+    found: dict[tuple[str, str], dict[int, Timing]] = {}
     for run in runs:
-        cell = sums.setdefault((run.task, run.question), [0, 0.0])
-        cell[0] += len(run.tokens)
-        cell[1] += run.total_s
-    return {key: tokens / seconds for key, (tokens, seconds) in sums.items() if seconds}
+        repeats = found.setdefault((run.task, run.question), {})
+        tokens, seconds = repeats.get(run.repeat, (0, 0.0))
+        repeats[run.repeat] = tokens + len(run.tokens), seconds + run.total_s
+    return found
+
+
+def _speed(timings: Iterable[Timing]) -> float:
+    tokens, seconds = (sum(values) for values in zip(*timings, strict=True))
+    return _share(tokens, seconds)
+
+
+def tokens_per_s(runs: Iterable[Run]) -> float:
+    """Mean over questions of tokens / seconds from request to last token (as Spec-Bench); 0 without any."""
+    return fmean([_speed(repeats.values()) for repeats in _timings(runs).values()] or [0.0])
 
 
 def speedup(runs: Iterable[Run], reference: Iterable[Run]) -> float:
     """Mean over tasks of: mean over questions of tokens/s, by the same of the reference. 0 without shared questions."""
-    own, other = speeds(runs), speeds(reference)
-    by_task: dict[str, list[tuple[float, float]]] = {}
-    for key in own.keys() & other.keys():
-        by_task.setdefault(key[0], []).append((own[key], other[key]))
-    return _ratio(by_task.values())
+    return _ratio(_paired(runs, reference))
 
 
-def _ratio(tasks: Iterable[Sequence[tuple[float, float]]]) -> float:
-    """Pairs of speeds, grouped by task -> the mean over tasks of the ratio of their sums."""
-    return fmean([sum(a for a, _ in pairs) / sum(b for _, b in pairs) for pairs in tasks] or [0.0])
+def interval(runs: Iterable[Run], reference: Iterable[Run], draws: int = 400, seed: int = 0) -> tuple[float, float]:
+    """The 95 % bootstrap interval of `speedup`: questions are drawn anew within their task, and repeats within them.
+
+    Both decoders' timings of a question stay together.
+    """
+    tasks, rng = _paired(runs, reference), random.Random(seed)
+    drawn = ([_drawn(questions, rng) for questions in tasks] for _ in range(draws if tasks else 0))
+    values = [_ratio(each) for each in drawn] or [0.0]
+    low, high = np.percentile(values, (2.5, 97.5))
+    return float(low), float(high)
 
 
-def added(lists: Iterable[Sequence[Sequence[int]]]) -> list[list[int]]:
-    """Pairs summed place by place; lists may differ in length."""
-    result: list[list[int]] = []
-    for pairs in lists:
-        result += [[0, 0] for _ in range(len(pairs) - len(result))]
-        for cell, (accepted, tested) in zip(result, pairs, strict=False):
-            cell[0] += accepted
-            cell[1] += tested
-    return result
+Pairs = list[tuple[Timing, Timing]]  # of one question: a repeat each, ours and the reference's
 
 
-def by_rank(runs: Iterable[Run]) -> list[float]:
-    """Of all tested places, the share where the target took the draft's r-th choice; index 0: none of them."""
-    counts: list[int] = []
-    for run in runs:
-        counts += [0] * (len(run.ranks) - len(counts))
-        for rank, count in enumerate(run.ranks):
-            counts[rank] += count
-    places = sum(counts)
-    return [count / places for count in counts] if places else []
+def _paired(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[Pairs]]:
+    """Task by task, question by question: what both have measured."""
+    own, other = _timings(runs), _timings(reference)
+    tasks: dict[str, list[Pairs]] = {}
+    for key in sorted(own.keys() & other.keys()):
+        if repeats := sorted(own[key].keys() & other[key].keys()):
+            tasks.setdefault(key[0], []).append([(own[key][n], other[key][n]) for n in repeats])
+    return list(tasks.values())
 
 
-def by_width(runs: Iterable[Run]) -> dict[str, float]:
-    """Mean seconds of a forward by its rows."""
-    sums: dict[int, list[float]] = {}
-    for run in runs:
-        for width, (count, seconds) in run.widths.items():
-            cell = sums.setdefault(int(width), [0, 0.0])
-            cell[0] += count
-            cell[1] += seconds
-    return {str(width): seconds / count for width, (count, seconds) in sorted(sums.items())}
+def _ratio(tasks: Iterable[Sequence[Pairs]]) -> float:
+    """The mean over tasks of the ratio of summed speeds."""
+    sides = ([[_speed(side) for side in zip(*pairs, strict=True)] for pairs in questions] for questions in tasks)
+    return fmean(
+        [_share(sum(own for own, _ in speeds), sum(other for _, other in speeds)) for speeds in sides] or [0.0]
+    )
 
 
-# ---------------------------------------------------------------- equality and confidence
+def _drawn(questions: Sequence[Pairs], rng: random.Random) -> list[Pairs]:
+    """As many questions, drawn with replacement, each with repeats drawn alike."""
+    return [rng.choices(pairs, k=len(pairs)) for pairs in rng.choices(questions, k=len(questions))]
+
+
+# ---------------------------------------------------------------- equality
 
 
 def differences(runs: Iterable[Run], reference: Iterable[Run]) -> list[dict[str, Any]]:
     """The requests whose tokens are not plain decoding's, each with the first differing position."""
-    plain = {run.key[:4]: run.tokens for run in reference}
+    plain = {run.request: run.tokens for run in reference}
     found = []
     for run in runs:
-        other = plain.get(run.key[:4])
-        if other is not None and run.tokens != other:
+        other = plain.get(run.request, run.tokens)
+        if run.tokens != other:
             place = {"task": run.task, "question": run.question, "turn": run.turn, "repeat": run.repeat}
             found.append({**place, "position": first_difference(run.tokens, other)})
     return found
@@ -365,42 +290,3 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
     """Index of the first place where two sequences differ; the shorter one's length when it begins the other."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def interval(runs: Iterable[Run], reference: Iterable[Run], draws: int = 400, seed: int = 0) -> tuple[float, float]:
-    """The 95 % bootstrap interval of `speedup`: questions are drawn anew within their task, and repeats within them.
-
-    Both decoders' timings of a question stay together.
-    """
-    own, other = _timings(runs), _timings(reference)
-    tasks: dict[str, list[list[Timing]]] = {}
-    for key in sorted(own.keys() & other.keys()):
-        repeats = own[key].keys() & other[key].keys()
-        tasks.setdefault(key[0], []).append([(*own[key][n], *other[key][n]) for n in sorted(repeats)])
-    rng = random.Random(seed)
-    values = [_ratio([_drawn(questions, rng) for questions in tasks.values()]) for _ in range(draws if tasks else 0)]
-    return (percentile(values, 2.5), percentile(values, 97.5)) if values else (0.0, 0.0)
-
-
-Timing = tuple[float, ...]  # tokens, seconds, and the same of the reference
-
-
-def _timings(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, tuple[float, float]]]:
-    """Tokens and seconds of each question, by repeat."""
-    found: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
-    for run in runs:
-        repeats = found.setdefault((run.task, run.question), {})
-        tokens, seconds = repeats.get(run.repeat, (0.0, 0.0))
-        repeats[run.repeat] = tokens + len(run.tokens), seconds + run.total_s
-    return found
-
-
-def _drawn(questions: Sequence[Sequence[Timing]], rng: random.Random) -> list[tuple[float, float]]:
-    """As many questions, drawn with replacement, each as the two speeds over repeats drawn alike."""
-    speeds_of = []
-    for repeats in rng.choices(questions, k=len(questions)):
-        tokens, seconds, others, other_seconds = (
-            sum(c) for c in zip(*rng.choices(repeats, k=len(repeats)), strict=True)
-        )
-        speeds_of.append((tokens / seconds, others / other_seconds))
-    return speeds_of

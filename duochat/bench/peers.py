@@ -87,7 +87,8 @@ class Generate:
         """Nothing of the model's own defaults: a repetition penalty would change the text."""
         chosen = {"do_sample": False}
         if sampling.temperature:
-            chosen = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+            chosen = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+            chosen |= {"do_sample": True}
         options = {name: value for name, value in self.options.items() if name != "assistant_model"}
         ends = {"eos_token_id": self.eos, "pad_token_id": self.eos[0]} if self.eos else {}
         return GenerationConfig(max_new_tokens=max_tokens, **chosen, **ends, **options)
@@ -144,6 +145,14 @@ def finish(tokens: Sequence[int], eos: Sequence[int] | frozenset[int]) -> str:
 # ---------------------------------------------------------------- by name
 
 
+def place(engine: Any) -> tuple[torch.device, torch.dtype]:
+    """Where the engine's target computes, and its precision where torch has that."""
+    cpu = engine.target.shares_cores
+    device = "cpu" if cpu else "cuda" if torch.cuda.is_available() else "mps"
+    usual = torch.float32 if cpu else torch.bfloat16
+    return torch.device(device), getattr(torch, engine.describe().get("target_dtype", ""), usual)
+
+
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """The model with transformers' own attention."""
     if widened.is_recipe(folder):
@@ -170,9 +179,8 @@ class Loader:
         if reference not in self._models:
             folder = target_folder(fetch(reference, self.progress), self.progress)
             self.progress("Loading the peers' models", 0, 0)
-            dtype = getattr(torch, self.engine.describe()["target_dtype"])
             try:
-                model = read(folder, self.engine.target.device, dtype)
+                model = read(folder, *place(self.engine))
             except torch.OutOfMemoryError:
                 raise DuoChatError(
                     "The GPU has no room for the peers' copy of the target: leave --peers out."

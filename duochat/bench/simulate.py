@@ -8,7 +8,7 @@ that way nothing can be accepted, so proposals are drawn from the recorded ones 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
@@ -68,17 +68,27 @@ def record(
 
     others: `max_tokens` and `forward` of the Recording.
     """
-    root = Node(prompt[-1], None, len(prompt) - 1)
-    way = [root]
+    asked = drafter.thread.submit(proposals, drafter, prompt, answer, sampling or Sampling())
+    found, seconds = asked.result()
+    return Recording(tuple(prompt), tuple(answer), tuple(found), target_prefill, seconds, **others)
+
+
+def proposals(
+    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
+) -> tuple[list[Candidates], float]:
+    """For each token of the answer what the draft proposes in its place, and the seconds until the first of these.
+
+    Called in the drafter's thread.
+    """
+    way = [Node(prompt[-1], None, len(prompt) - 1)]
     for token in answer[:-1]:
         way.append(Node(token, way[-1], way[-1].position + 1))
-    sampling = sampling or Sampling()
     began = perf_counter()
-    found, _ = drafter.expand(prompt, [root], sampling, never)
+    found, _ = drafter.expand(prompt, way[:1], sampling, never)
     seconds = perf_counter() - began
     for start in range(1, len(way), CHUNK):
         found = [*found, *drafter.expand(prompt, way[start : start + CHUNK], sampling, never)[0]]
-    return Recording(tuple(prompt), tuple(answer), tuple(found), target_prefill, seconds, **others)
+    return found, seconds
 
 
 def predict(
@@ -289,8 +299,3 @@ def forecast(
         recordings.append(rehearse(engine, context, max_tokens))
         progress(len(recordings), len(contexts))
     return predict(engine.costs, recordings, friction=friction(engine.target, engine.drafter, engine.costs))
-
-
-def errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Relative error of each prediction that can be checked."""
-    return {name: predicted[name] / measured[name] - 1 for name in predicted if measured.get(name)}

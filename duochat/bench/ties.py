@@ -17,12 +17,14 @@ from typing import Any
 from duochat import config, terminal
 from duochat.bench import tasks
 from duochat.bench.contest import Bench, Plan
+from duochat.bench.metrics import REFERENCE as PLAIN
+from duochat.bench.metrics import first_difference
 from duochat.engine.decoding import DECODERS, Request
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
 
-PLAIN = "autoregressive"
 GREEDY = Sampling()
+LANES = ("target_backend", "target_device", "target_dtype")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +44,8 @@ def main(args: argparse.Namespace) -> int:
     contexts = [bench.first_context(question) for question in questions]
     found = study(talk.engine, contexts, args.max_tokens, lambda done: bar("Prompts", done, len(contexts)))
     bar.close()
-    print(json.dumps({"dtype": talk.engine.describe()["target_dtype"], **found}, indent=1))
+    lanes = {name: value for name, value in talk.engine.describe().items() if name in LANES}
+    print(json.dumps({**lanes, **found}, indent=1))
     return 0
 
 
@@ -63,10 +66,7 @@ def answer(engine: Any, context: list[int], decoder: str, max_tokens: int) -> li
 
 def compare(target: Target, context: list[int], plain: list[int], other: list[int]) -> dict[str, Any]:
     """tokens; first: index of the first difference, None = none; gaps: nats, at tokens that plain would not choose."""
-    pairs = enumerate(zip(plain, other, strict=False))
-    first = next((i for i, (a, b) in pairs if a != b), None)
-    if first is None and len(plain) != len(other):
-        first = min(len(plain), len(other))
+    first = None if plain == other else first_difference(plain, other)
     gaps = [] if first is None else list(_gaps(target, context, other, first))
     return {"tokens": len(other), "first": first, "gaps": gaps}
 

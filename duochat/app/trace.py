@@ -1,4 +1,4 @@
-"""Record an answer of the real pair for Learn: python -m duochat.bench.trace assets/traces/NAME.jsonl PROMPT."""
+"""Record an answer of the real pair for Learn: python -m duochat.app.trace assets/traces/NAME.jsonl PROMPT."""
 
 from __future__ import annotations
 

@@ -3,13 +3,20 @@
 import json
 import shutil
 
+import llama_cpp
+import numpy as np
 import pytest
 import torch
+from toy_models import write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat import DuoChatError
+from duochat.__main__ import main
+from duochat.distill import widen_gguf
 from duochat.engine.pytorch import TorchTarget, widened
 from duochat.engine.pytorch.widened import Shape, widen
+from duochat.models import store
+from duochat.models.stand_in import stands_for
 
 
 def small(**changes):
@@ -52,3 +59,84 @@ def test_a_widened_target_says_what_it_stands_for(tmp_path, monkeypatch):
     told = TorchTarget.load(tmp_path / "wide", **options).describe()
     assert "llama-2-7b (cost-faithful)" in told["target"]
     assert "target" not in TorchTarget.load(tmp_path / "small", **options).describe()
+
+
+# ---------------------------------------------------------------- as a GGUF file
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A small target as a GGUF file, and a shape to widen it to: more layers, heads twice as wide."""
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(widened.LIKE, "llama-2-7b", Shape(256, 512, 3, 8, 8, 32))
+    return write_gguf(tmp_path / "toy.gguf", quantized=0)
+
+
+def made(toy, kind):
+    out = toy.parent / "wide"
+    assert main(["widen", "--target", str(toy), "--like", "llama-2-7b", "--out", str(out), "--gguf", kind]) == 0
+    return out / f"llama-2-7b-{kind}.gguf"
+
+
+def logits(path, sequences):
+    """By llama.cpp on the CPU, one row a token, all sequences below each other."""
+    runner = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    rows = []
+    for sequence in sequences:
+        runner.reset()
+        runner.eval(sequence)
+        rows.append(runner.scores[: len(sequence)].copy())
+    return np.concatenate(rows)
+
+
+SEQUENCES = np.random.default_rng(3).integers(3, 600, (12, 30)).tolist()
+
+
+@pytest.mark.parametrize(("kind", "off", "same"), [("f16", 0.005, 0.98), ("bf16", 0.03, 0.96), ("q8_0", 0.08, 0.92)])
+def test_a_file_has_the_small_models_logits(toy, kind, off, same):
+    """Guards the order of query and key rows, the scale of norms and queries, and what must stay zero."""
+    own, wide = (logits(path, SEQUENCES) for path in (toy, made(toy, kind)))
+    assert np.abs(wide - own).max() < off * np.abs(own).max()
+    assert (wide.argmax(-1) == own.argmax(-1)).mean() >= same
+
+
+def test_four_bits_keep_the_first_choice_mostly(toy):
+    own, wide = (logits(path, SEQUENCES) for path in (toy, made(toy, "q4_k_m")))
+    assert (wide.argmax(-1) == own.argmax(-1)).mean() > 0.6
+
+
+def test_a_file_says_what_it_stands_for_and_what_it_takes(toy, capsys):
+    path = made(toy, "q8_0")
+    assert stands_for(path) == "llama-2-7b"
+    assert stands_for(toy) == ""
+    assert "of disk and" in capsys.readouterr().err
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # the file in 16 bits has gone
+    header = llama_cpp.Llama(str(path), vocab_only=True, verbose=False).metadata
+    assert header["general.name"] == "toy with the shape of llama-2-7b (cost-faithful)"
+    assert header["llama.block_count"] == "3"
+
+
+def test_a_folder_says_what_it_stands_for(toy):
+    out = toy.parent / "wide"
+    assert main(["widen", "--target", str(toy), "--like", "llama-2-7b", "--out", str(out)]) == 0
+    assert stands_for(out) == "llama-2-7b"
+
+
+@pytest.mark.parametrize("fault", ["disk", "memory", "llama.cpp", "folder"])
+def test_what_cannot_be_made_is_one_sentence_and_leaves_nothing(toy, fault, monkeypatch, capsys):
+    said = {"disk": "no room left", "memory": "--like", "llama.cpp": "could not quantise", "folder": "is none"}[fault]
+    if fault == "disk":
+        monkeypatch.setattr(store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+    elif fault == "memory":
+        monkeypatch.setattr(widen_gguf, "COPIES", 10**9)
+    elif fault == "llama.cpp":
+        monkeypatch.setattr(llama_cpp, "llama_model_quantize", lambda *_: 1)
+    else:
+        toy = store.cache_dir()
+        small().save_pretrained(toy)
+    out = toy.parent / "wide"
+    arguments = ["--target", str(toy), "--like", "llama-2-7b", "--out", str(out), "--gguf", "q8_0"]
+    assert main(["widen", *arguments]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert said in last
+    assert not out.exists() or not list(out.iterdir())

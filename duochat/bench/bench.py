@@ -20,9 +20,9 @@ from duochat.bench.metrics import REFERENCE, Run
 from duochat.engine.costs import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
-from duochat.engine.pytorch import widened
 from duochat.engine.sampling import Sampling
-from duochat.models import cache_dir
+from duochat.models import cache_dir, fetch
+from duochat.models.stand_in import stands_for
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds
@@ -208,7 +208,7 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
         "seeds": [args.seed + n for n in range(args.repeat)],
         "repeat": args.repeat,
         "decoders": list(names),
-        "cost_faithful": widened.like(Path(settings.target)),
+        "cost_faithful": stands_for(fetch(settings.target)),
     }
 
 

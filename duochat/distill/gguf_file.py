@@ -132,7 +132,7 @@ def write(model: Llama, source: Source, path: Path, mix: str, name: str, frequen
     """
     half = path.with_suffix(".part")
     writer = gguf.GGUFWriter(half, "llama")
-    _write_meta(writer, model.shape, source, name)
+    write_meta(writer, model.shape, source, name)
     if len(frequent):
         writer.add_array(RANKING, [int(token) for token in frequent])
     by_part = kinds(mix)
@@ -153,7 +153,8 @@ def _tensors(model: Llama) -> Iterator[tuple[str, np.ndarray]]:
         yield _outer(name), value.detach().float().cpu().numpy()
 
 
-def _write_meta(writer: gguf.GGUFWriter, shape: Shape, source: Source, name: str) -> None:
+def write_meta(writer: gguf.GGUFWriter, shape: Shape, source: Source, name: str) -> None:
+    """All that a file of a Llama says of itself; the tokenizer is the source's."""
     writer.add_name(name)
     writer.add_block_count(shape.layers)
     writer.add_context_length(shape.context)

@@ -1,6 +1,7 @@
 """`python -m duochat widen`: a target of another size with the same function, to time what cannot be fetched.
 
-What is written is a recipe (a few kilobytes and the tokenizer): the widened weights are made on the device at load.
+A folder for the torch lane is a recipe (a few kilobytes and the tokenizer): its weights are made on the device at load.
+`--gguf` writes them as a file for the llama.cpp lane.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import json
 import shutil
 from pathlib import Path
 
+from duochat import DuoChatError, terminal
 from duochat.config import load
 from duochat.models import fetch, target_folder
+from duochat.models.stand_in import RECIPE
 
 KEPT = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+KINDS = ("q4_k_m", "q8_0", "bf16", "f16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,15 +26,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="REF", help="the small target (default: the configured one)")
     parser.add_argument("--like", required=True, choices=LIKE, help="whose shape to take")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder to name as --target")
+    parser.add_argument("--gguf", choices=KINDS, help="write DIR/LIKE-KIND.gguf, a file to name as --target")
 
 
 def main(args: argparse.Namespace) -> int:
-    source = target_folder(fetch(args.target or load().target))
+    path = fetch(args.target or load().target)
+    if args.gguf and path.suffix != ".gguf":
+        raise DuoChatError(f"A GGUF file is widened from one, and {path.name} is none: name a GGUF file as --target.")
+    source, made = target_folder(path), args.out
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.gguf:
+        from duochat.distill import widen_gguf
+
+        made, bar = args.out / f"{args.like}-{args.gguf}.gguf", terminal.Bar()
+        widen_gguf.write(path, source, args.like, made, args.gguf, bar)
+        bar.close()
+    else:
+        write_recipe(source, args.like, args.out)
+    print(f"{made}: {path.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
+    return 0
+
+
+def write_recipe(source: Path, like: str, folder: Path) -> None:
+    """What loading needs to make the weights: where the small model lies, and its tokenizer."""
     for name in KEPT:
         if (source / name).is_file():
-            shutil.copyfile(source / name, args.out / name)
-    recipe = {"source": str(source.resolve()), "like": args.like, "seed": 0}
-    (args.out / "widen.json").write_text(json.dumps(recipe))
-    print(f"{args.out}: {source.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
-    return 0
+            shutil.copyfile(source / name, folder / name)
+    (folder / RECIPE).write_text(json.dumps({"source": str(source.resolve()), "like": like, "seed": 0}))

@@ -36,7 +36,7 @@ GPT2 = ("gpt-2", "default", "olmo", "phi-2")
 def write_tokenizer(header: Header, folder: Path) -> None:
     """tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF's vocabulary."""
     build(header).save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", _tokenizer_config(header))
+    _write(folder / "tokenizer_config.json", settings(header))
     _write(folder / "generation_config.json", {"eos_token_id": stops(header), "do_sample": False})
 
 
@@ -142,7 +142,8 @@ def stops(header: Header) -> list[int]:
     return sorted({id for id in (*named, *known) if id is not None})
 
 
-def _tokenizer_config(header: Header) -> dict[str, Any]:
+def settings(header: Header) -> dict[str, Any]:
+    """What tokenizer_config.json says: the chat template and the named tokens."""
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": header.get("context_length"),

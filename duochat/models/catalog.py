@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duochat import config
-from duochat.config import Settings
+from duochat.config import PAIR, Settings
 from duochat.models.fetch import cached
 
 
@@ -20,19 +20,9 @@ class Entry:
     unfit: str  # why it does not fit this machine; "" = it fits
 
     def to_dict(self) -> dict[str, object]:
-        s = self.settings
-        return {
-            "name": self.name,
-            "description": s.description,
-            "target": s.target,
-            "draft": s.draft,
-            "target_gib": s.target_gib,
-            "draft_gib": s.draft_gib,
-            "target_cached": self.target_cached,
-            "draft_cached": self.draft_cached,
-            "fits": not self.unfit,
-            "unfit": self.unfit,
-        }
+        about = {name: getattr(self.settings, name) for name in PAIR if name != "chat_template"}
+        cached = {"target_cached": self.target_cached, "draft_cached": self.draft_cached}
+        return {"name": self.name, **about, **cached, "fits": not self.unfit, "unfit": self.unfit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +37,26 @@ def list_models() -> list[Entry]:
     """All presets, the default first."""
     memory = measure()
     return [
-        Entry(name, s, cached(s.target) is not None, cached(s.draft) is not None, unfit(s, memory))
+        Entry(
+            name,
+            s,
+            cached(s.target) is not None,
+            cached(s.draft) is not None,
+            unfit(s.target_gib, s.draft_gib, memory),
+        )
         for name, s in config.presets().items()
     ]
 
 
-def unfit(settings: Settings, memory: Memory) -> str:
-    """Why a pair does not fit the memory, "" when it does. Without a card the target shares the RAM, in fp32."""
+def unfit(target: float, draft: float, memory: Memory) -> str:
+    """Why a pair, in GiB, does not fit the memory, "" when it does. Without a card the target is in RAM, in fp32."""
     if memory.gpu:
-        if settings.target_gib > memory.gpu:
-            return f"the target needs {settings.target_gib:g} GiB on the GPU, which has {memory.gpu:.1f}"
-        need = settings.draft_gib
+        if target > memory.gpu:
+            return f"the target needs {target:.1f} GiB on the GPU, which has {memory.gpu:.1f}"
+        need = draft
     else:
-        need = settings.draft_gib + 2 * settings.target_gib
-    return f"needs {need:g} GiB of RAM, there are {memory.ram:.1f}" if need > memory.ram else ""
+        need = draft + 2 * target
+    return f"needs {need:.1f} GiB of RAM, there are {memory.ram:.1f}" if need > memory.ram else ""
 
 
 def measure() -> Memory:

@@ -5,8 +5,6 @@ The token ids are llama.cpp's, so target and draft read a text alike.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
@@ -31,17 +29,6 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 WORDS = {"llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2}
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # GPT-2's words, each digit apart
 GPT2 = ("gpt-2", "default", "olmo", "phi-2")
-
-
-def write_tokenizer(header: Header, folder: Path) -> None:
-    """tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF's vocabulary."""
-    build(header).save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", settings(header))
-    _write(folder / "generation_config.json", {"eos_token_id": stops(header), "do_sample": False})
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def build(header: Header) -> Tokenizer:

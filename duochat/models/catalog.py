@@ -37,19 +37,18 @@ def list_models() -> list[Entry]:
     """All presets, the default first."""
     memory = measure()
     return [
-        Entry(
-            name,
-            s,
-            cached(s.target) is not None,
-            cached(s.draft) is not None,
-            unfit(s.target_gib, s.draft_gib, memory),
-        )
+        Entry(name, s, cached(s.target) is not None, cached(s.draft) is not None, unfit(s, memory))
         for name, s in config.presets().items()
     ]
 
 
-def unfit(target: float, draft: float, memory: Memory) -> str:
-    """Why a pair, in GiB, does not fit the memory, "" when it does. Without a card the target is in RAM, in fp32."""
+def unfit(settings: Settings, memory: Memory) -> str:
+    """Why a pair does not fit the memory, "" when it does."""
+    return short_of(settings.target_gib, settings.draft_gib, memory)
+
+
+def short_of(target: float, draft: float, memory: Memory) -> str:
+    """Why a target on torch and a draft of so many GiB do not fit. Without a card the target is in RAM, in fp32."""
     if memory.gpu:
         if target > memory.gpu:
             return f"the target needs {target:.1f} GiB on the GPU, which has {memory.gpu:.1f}"

@@ -50,7 +50,8 @@ def require_loadable(folder: Path) -> None:
     try:
         with _quiet():
             about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            _refuse_kind(folder, about.get_text_config())
+            if getattr(about.get_text_config(), "num_attention_heads", None) is None:
+                raise DuoChatError(f"{folder} is a {about.model_type} without attention: choose another model.")
             if (folder / RECIPE).is_file():
                 return
             _, found = AutoModelForCausalLM.from_pretrained(folder, config=about, trust_remote_code=False, **meta)
@@ -65,14 +66,6 @@ def require_loadable(folder: Path) -> None:
         name, here, needed = min(found["mismatched_keys"])
         shapes = f"{list(here)}, and config.json asks for {list(needed)}"
         raise DuoChatError(f"{name} in {folder} has the shape {shapes}: fetch or copy the model again.")
-
-
-def _refuse_kind(folder: Path, about: Any) -> None:
-    if getattr(about, "num_key_value_heads", None) is None or getattr(about, "is_encoder_decoder", False):
-        raise DuoChatError(
-            f"{folder} is of kind {about.model_type}, which is no decoder with the attention that DuoChat runs: "
-            "name a GGUF file of it, or another model."
-        )
 
 
 @contextmanager

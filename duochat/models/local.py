@@ -16,7 +16,7 @@ from typing import Any
 from duochat import DuoChatError
 from duochat.config import Settings
 from duochat.models import gguf, pair, store
-from duochat.models.catalog import Memory, measure, unfit
+from duochat.models.catalog import Memory, measure, short_of
 
 OTHER = re.compile(r"^mmproj|-(?!00001)\d{5}-of-\d{5}\.gguf$")  # eyes of a vision model, later parts of a model
 
@@ -60,7 +60,7 @@ def _fitting(target: Local, drafts: Iterable[Local]) -> tuple[str, ...]:
 
 def _unfit(model: Local, memory: Memory) -> str:
     if model.kind == "folder":
-        return unfit(model.need, 0, memory)
+        return short_of(model.need, 0, memory)
     room = memory.ram + memory.gpu  # llama.cpp runs the layers that the GPU has no room for on the CPU
     return f"needs {model.need:.1f} GiB of memory, there are {room:.1f}" if model.need > room else ""
 

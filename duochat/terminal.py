@@ -87,7 +87,8 @@ def start(name: str, about: str, add_arguments: Callable, main: Callable[[argpar
 
 def report(sentence: str) -> None:
     """One line on standard error."""
-    print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+    sys.stderr.write(" ".join(sentence.split()) + "\n")  # whole, whatever other threads write
+    sys.stderr.flush()
 
 
 @contextmanager

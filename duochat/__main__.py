@@ -274,7 +274,7 @@ def models(args: argparse.Namespace) -> int:
     for entry in entries:
         s, here = entry.settings, {0: "no", 1: "in part", 2: "yes"}[entry.target_cached + entry.draft_cached]
         print(f"{entry.name:<18} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {_fits(entry)}\n    {s.description}")
-    print(f"\n{'ON THIS DISK':<40} {'GiB':>6}  {'KIND':<8} {'NUMBERS':<8} FITS HERE")
+    print(f"\n{'ON THIS DISK':<40} {'GiB':>6}  {'KIND':<8} {'QUANT':<8} FITS HERE")
     for model in found:
         print(f"{model.name:<40} {model.size:>6.1f}  {model.architecture:<8} {model.quantization:<8} {_fits(model)}")
         print("\n".join([f"    {model.reference}", *(f"    draft: {draft}" for draft in model.drafts)]))

@@ -47,15 +47,19 @@ def unfit(settings: Settings, memory: Memory) -> str:
     return short_of(settings.target_gib, settings.draft_gib, memory)
 
 
-def short_of(target: float, draft: float, memory: Memory) -> str:
-    """Why a target on torch and a draft of so many GiB do not fit. Without a card the target is in RAM, in fp32."""
-    if memory.gpu:
-        if target > memory.gpu:
-            return f"the target needs {target:.1f} GiB on the GPU, which has {memory.gpu:.1f}"
-        need = draft
-    else:
-        need = draft + 2 * target
-    return f"needs {need:.1f} GiB of RAM, there are {memory.ram:.1f}" if need > memory.ram else ""
+def short_of(target: float, draft: float, memory: Memory, shared: bool = False) -> str:
+    """Why a target and a draft of so many GiB do not fit. Without a card torch has the target in RAM, in fp32.
+
+    shared: llama.cpp runs the target, on the CPU what the GPU has no room for.
+    """
+    need, room = draft, memory.ram
+    if shared:
+        need, room = target + draft, memory.ram + memory.gpu
+    elif not memory.gpu:
+        need = 2 * target + draft
+    elif target > memory.gpu:
+        return f"the target needs {target:.1f} GiB on the GPU, which has {memory.gpu:.1f}"
+    return f"needs {need:.1f} GiB of memory, there are {room:.1f}" if need > room else ""
 
 
 def measure() -> Memory:

@@ -1,7 +1,5 @@
-"""Models that lie on this disk already: in a folder of one's own, LM Studio's, Ollama's and the hub's cache.
-
-Each with what its own header says, whether it fits this machine, and the drafts that speak its tokens.
-"""
+"""Models on this disk, in a folder of one's own, LM Studio's, Ollama's and the hub's cache: what each says of itself,
+whether it fits this machine, and the drafts that speak its tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,38 +42,30 @@ class Local:
 
 def list_local(models_folder: str, shipped: Iterable[Path] = (), memory: Memory | None = None) -> list[Local]:
     """All models found, by name. shipped: drafts that lie elsewhere. What cannot be read is left out."""
-    memory = memory or measure()
     found = {model.reference: model for place in _places(models_folder) if (model := _read(*place))}
     drafts = [model for path in shipped if (model := _read(path, path.stem, "DuoChat"))]
     drafts += [model for model in found.values() if model.kind == "gguf"]
-    whole = [replace(m, unfit=_unfit(m, memory), drafts=_fitting(m, drafts)) for m in found.values()]
-    return sorted(whole, key=lambda m: (m.name.lower(), m.reference))
+    unfit = partial(short_of, draft=0, memory=memory or measure())
+    fit = [replace(m, unfit=unfit(m.need, shared=m.kind == "gguf"), drafts=_fitting(m, drafts)) for m in found.values()]
+    return sorted(fit, key=lambda m: (m.name.lower(), m.reference))
 
 
 def _fitting(target: Local, drafts: Iterable[Local]) -> tuple[str, ...]:
-    """Drafts of at most half the target's bytes, the smallest first: a draft's time goes with its bytes, and one of
-    twice the work seldom guesses so much better."""
+    """The smallest first: a draft's time goes with its bytes, and one of twice the work seldom guesses so much more."""
     fit = [d for d in drafts if d.vocabulary == target.vocabulary and 2 * d.size <= target.size]
     return tuple(dict.fromkeys(d.reference for d in sorted(fit, key=lambda d: d.size)))
-
-
-def _unfit(model: Local, memory: Memory) -> str:
-    if model.kind == "folder":
-        return short_of(model.need, 0, memory)
-    room = memory.ram + memory.gpu  # llama.cpp runs the layers that the GPU has no room for on the CPU
-    return f"needs {model.need:.1f} GiB of memory, there are {room:.1f}" if model.need > room else ""
 
 
 def _places(models_folder: str) -> Iterator[tuple[Path, str, str]]:
     """(file or folder, name, source) of all that may be a model."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    home = Path.home()
     if models_folder:
         yield from _below(Path(models_folder).expanduser(), "models folder")
     for folder in (".lmstudio/models", ".cache/lm-studio/models"):
-        yield from _below(home / folder, "LM Studio")
-    yield from _ollama(Path(os.environ.get("OLLAMA_MODELS") or home / ".ollama/models"))
+        yield from _below(Path.home() / folder, "LM Studio")
+    for folder in (os.environ.get("OLLAMA_MODELS") or "~/.ollama/models", "/usr/share/ollama/.ollama/models"):
+        yield from _ollama(Path(folder).expanduser())
     for main in Path(HF_HUB_CACHE).glob("models--*--*/refs/main"):
         repo = "/".join(main.parts[-3].split("--")[1:])
         for path, name, source in _below(main.parents[1] / "snapshots" / main.read_text().strip(), "Hugging Face"):
@@ -90,7 +81,7 @@ def _below(folder: Path, source: str) -> Iterator[tuple[Path, str, str]]:
 
 
 def _ollama(folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """Manifests (registry/owner/name/tag) name the layers of a model by digest; its weights are a GGUF file."""
+    """Manifests (registry/owner/name/tag) name a model's layers by digest; the one of its weights is a GGUF file."""
     for manifest in folder.glob("manifests/*/*/*/*"):
         try:
             layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
@@ -103,19 +94,21 @@ def _ollama(folder: Path) -> Iterator[tuple[Path, str, str]]:
 def _read(path: Path, name: str, source: str) -> Local | None:
     """None for what is no model that could be a draft or a target."""
     try:
-        if path.is_dir():
-            return Local(str(path), name, source, "folder", **_folder(path))
-        return Local(str(path), name, source, "gguf", **store.remembered("model 1", path, lambda: _file(path)))
+        kind, about = ("folder", _folder(path)) if path.is_dir() else ("gguf", _file(path))
+        return Local(str(path), name, source, kind, **about)
     except (DuoChatError, OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration):
         return None
 
 
 def _file(path: Path) -> dict[str, Any]:
-    header = gguf.read(path)
-    size = sum(part.stat().st_size for part in header.parts)
-    need = (size + header.cache_bytes(Settings.context_length)) / 2**30
-    facts = {"architecture": header.architecture, "quantization": header.quantization, "need": need}
-    return {**facts, "size": size / 2**30, "vocabulary": pair.digest(path)}
+    def find() -> dict[str, Any]:
+        header = gguf.read(path)
+        size = sum(part.stat().st_size for part in header.parts) / 2**30
+        need = size + header.cache_bytes(Settings.context_length) / 2**30
+        about = {"architecture": header.architecture, "quantization": header.quantization}
+        return {**about, "size": size, "need": need, "vocabulary": pair.digest(path)}
+
+    return store.remembered("model 1", path, find)  # another number when the facts change
 
 
 def _folder(path: Path) -> dict[str, Any]:
@@ -123,6 +116,5 @@ def _folder(path: Path) -> dict[str, Any]:
     size = sum(file.stat().st_size for file in path.glob("*.safetensors")) / 2**30
     kind = about.get("quantization_config", {}).get("quant_method") or about.get("dtype") or about.get("torch_dtype")
     words = next(file for name in ("tokenizer.json", "tokenizer.model") if (file := path / name).is_file())
-    vocabulary = store.remembered("vocabulary", words, lambda: pair.digest(path))
-    facts = {"architecture": about["model_type"], "quantization": kind or "?", "need": size, "size": size}
-    return {**facts, "vocabulary": vocabulary}
+    known = {"architecture": about["model_type"], "quantization": kind or "?", "size": size, "need": size}
+    return {**known, "vocabulary": store.remembered("vocabulary", words, lambda: pair.digest(path))}

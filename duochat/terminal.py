@@ -16,7 +16,9 @@ from duochat import DuoChatError
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
 WIDTH = 24  # cells of a progress bar
-INSTALL = ".venv/bin/pip install -r requirements.txt"  # README's
+INSTALL = (  # README's
+    """CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE='$PWD/configs/llama-cpp.cmake'" .venv/bin/pip install -r requirements.txt"""
+)
 NO_MEMORY = re.compile(r"(?i)(cannot|can't) allocate memory|failed to map segment|bad_alloc|out of memory")
 
 

@@ -310,7 +310,7 @@ def test_a_missing_package_is_one_line(command, package):
     done = python("-c", f"import sys\nsys.modules['{package}'] = None\n{command}")
     assert (done.returncode, done.stdout) == (2, "")
     (said,) = [line for line in done.stderr.splitlines() if line.startswith(f"The package {package} is missing")]
-    assert said.endswith("run .venv/bin/pip install -r requirements.txt.")
+    assert said.endswith(f"run {terminal.INSTALL}.")
     assert "Traceback" not in done.stderr
 
 

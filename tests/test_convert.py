@@ -18,6 +18,7 @@ from duochat import DuoChatError
 from duochat.models import gguf, require_target, target_folder, weights
 from duochat.models import tokenizer as conversion
 from duochat.models.convert import converted
+from duochat.models.sentencepiece import Pieces
 
 KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1]
 TEXTS = [
@@ -222,6 +223,15 @@ def test_other_families_cut_words_alike(tmp_path, pre):
     theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     for text in TEXTS:
         agree((ours, theirs), text)
+
+
+def test_letters_are_never_joined_to_a_control_token():
+    """Else what a user types could end a turn, however it is encoded."""
+    tokens, scores, types = sentencepiece_vocabulary()
+    pieces = Pieces([*tokens, "<s", "<", ">"], [*scores, -1.0, -2.0, -2.0], [*types, 1, 1, 1])
+    made = conversion.from_pieces(pieces)
+    made.encode_special_tokens = True
+    assert made.encode("<s>").tokens == ["▁", "<s", ">"]
 
 
 def test_an_unknown_vocabulary_is_refused(tmp_path):

@@ -34,7 +34,7 @@ GPT2 = ("gpt-2", "default", "olmo", "phi-2")
 def build(header: Header) -> Tokenizer:
     """The tokenizer of a GGUF's vocabulary. Raises DuoChatError for a kind that is not converted."""
     about = {key.removeprefix("tokenizer.ggml."): value for key, value in header.metadata.items()}
-    kind, types = about.get("model"), about.get("token_type", [])
+    kind, types = about.get("model"), about.get("token_type", [1] * len(header.tokens))
     if kind == "gpt2" and "merges" in about:
         return _byte_level(header, about["merges"], types)
     if kind == "llama" and "scores" in about:
@@ -81,7 +81,7 @@ def from_pieces(pieces: Pieces) -> Tokenizer:
     from tokenizers.models import BPE
 
     vocabulary = {token: id for id, token in enumerate(pieces.tokens)}
-    merges = _merges(vocabulary, pieces.scores)
+    merges = _merges(vocabulary, pieces)
     tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence(
@@ -95,13 +95,13 @@ def from_pieces(pieces: Pieces) -> Tokenizer:
     return tokenizer
 
 
-def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """All ways to join two tokens into a third, the best score first."""
+def _merges(vocabulary: dict[str, int], pieces: Pieces) -> list[tuple[str, str]]:
+    """All ways to join two tokens into a third, the best score first; none of them makes a control token."""
     joins = [
-        (-scores[id], vocabulary[token[:cut]], vocabulary[token[cut:]], token, cut)
+        (-pieces.scores[id], vocabulary[token[:cut]], vocabulary[token[cut:]], token, cut)
         for token, id in vocabulary.items()
         for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
+        if pieces.types[id] != CONTROL and token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
     return [(token[:cut], token[cut:]) for *_, token, cut in sorted(joins)]
 

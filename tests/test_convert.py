@@ -146,6 +146,14 @@ def test_a_missing_tensor_is_named(tmp_path, architecture, name):
             use(path)
 
 
+def test_a_header_that_does_not_say_its_shape_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "toy.gguf")
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"llama.embedding_length", b"llama.embedding_lengtx"))
+    with pytest.raises(DuoChatError, match="does not say its embedding_length"):
+        require_target(path)
+
+
 def test_an_interrupted_conversion_starts_afresh(tmp_path):
     path = write_gguf(tmp_path / "toy.gguf")
 

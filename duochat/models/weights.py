@@ -37,10 +37,17 @@ LAYER = {
 }
 NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}  # qwen3's
 HEAD = "output.weight"  # not there: the embedding serves
-ENTRIES = (  # what config() writes, or what changes nothing
-    *("vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "rope.freq_base"),
-    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon"),
+SHAPE = (  # entries that no model is without
+    *("context_length", "embedding_length", "block_count", "feed_forward_length"),
+    *("attention.head_count", "attention.layer_norm_rms_epsilon"),
+)
+ENTRIES = (
+    *SHAPE,
+    "attention.head_count_kv",
+    "attention.key_length",
+    "rope.freq_base",
     "rope.scaling.type",
+    "vocab_size",
 )
 
 
@@ -76,6 +83,8 @@ def _refuse_unfit(header: Header) -> None:
     if header.architecture not in CLASSES:
         known = ", ".join(CLASSES)
         raise DuoChatError(f"A GGUF of architecture {header.architecture!r} is not converted (only {known}): {remedy}.")
+    if absent := next((name for name in SHAPE if header.get(name) is None), None):
+        raise DuoChatError(f"{header.path} does not say its {absent}: fetch or copy the model again.")
     needed, held = _needed(header), {t.name: t for t in header.tensors}
     if missing := next((name for name in needed if name not in held), None):
         raise DuoChatError(f"{header.path} lacks the tensor {missing}: fetch or copy the whole model again.")
@@ -96,7 +105,7 @@ def _needed(header: Header) -> dict[str, None]:
 
 
 def _strange_entries(header: Header) -> list[str]:
-    """Entries of the architecture that may change what the model says, and are not written into config.json."""
+    """Entries of the architecture that config() does not write and that may change what the model says."""
     about = {k.partition(".")[2]: v for k, v in header.metadata.items() if k.startswith(f"{header.architecture}.")}
     head = about.get("attention.key_length", about["embedding_length"] // about["attention.head_count"])
     same = {"attention.value_length": head, "rope.dimension_count": head, "expert_count": 0, "expert_used_count": 0}

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from duochat import DuoChatError, terminal
+from duochat import DuoChatError, config, terminal
 
 if TYPE_CHECKING:
     from duochat.chat.chat import Chat, Options, Step
@@ -64,8 +64,6 @@ def _elsewhere(module: str, summary: str) -> Command:
 
 
 def _settings(args: argparse.Namespace, *names: str) -> Settings:
-    from duochat import config
-
     return config.load(args.config, **{name: getattr(args, name) for name in ("target", "draft", *names)})
 
 
@@ -73,9 +71,9 @@ def _settings(args: argparse.Namespace, *names: str) -> Settings:
 
 
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", metavar="PROMPT", help="what to answer")
-    parser.add_argument("--system", metavar="S", help="system prompt")
-    parser.add_argument("--decoder", metavar="NAME", help="autoregressive, speculative, duodecoding or duotree")
+    parser.add_argument("prompt", metavar="PROMPT", type=terminal.text, help="what to answer")
+    parser.add_argument("--system", metavar="S", type=terminal.text, help="system prompt")
+    parser.add_argument("--decoder", metavar="NAME", help=", ".join(config.DECODERS))
     parser.add_argument("--max-tokens", metavar="N", type=int)
     parser.add_argument("--temperature", metavar="T", type=float, help="0 = greedy")
     parser.add_argument("--top-k", metavar="K", type=int, help="0 = off")
@@ -236,13 +234,16 @@ def _print(values: dict[str, Any], as_json: bool) -> None:
 
 
 def check(args: argparse.Namespace) -> int:
-    """Say whether a draft fits a target; status 2 when it does not."""
+    """Say whether a target can be one and a draft fits it; status 2 when not."""
     from duochat import models
+    from duochat.chat.text import Tokenizer
 
     settings, bar = _settings(args), terminal.Bar()
     target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
     bar.close()
     models.require_target(target)
+    words = target if target.is_file() else models.target_folder(target)
+    Tokenizer.load(words, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
     pair = models.check_pair(target, draft)
     if args.json:
         print(json.dumps({"target": settings.target, "draft": settings.draft} | pair.to_dict()))
@@ -254,33 +255,43 @@ def check(args: argparse.Namespace) -> int:
 
 
 def _models_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="settings with a models_folder of your own")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def models(args: argparse.Namespace) -> int:
-    """List the presets: what each needs, whether that is here, what is in the cache already."""
-    from duochat.models import cache_dir, list_models, weight
+    """List the presets, what each needs and has, and the models that lie on this disk with the drafts that fit."""
+    from duochat.models import cache_dir, cached, list_local, list_models, weight
 
     entries, cache = list_models(), cache_dir()
+    drafts = [path for entry in entries if (path := cached(entry.settings.draft))]
+    found = list_local(config.load(args.config).models_folder, drafts)
     if args.json:
-        presets = [entry.to_dict() for entry in entries]
-        print(json.dumps({"cache": str(cache), "cache_bytes": weight(cache), "presets": presets}))
+        listed = {"presets": [e.to_dict() for e in entries], "local": [model.to_dict() for model in found]}
+        print(json.dumps({"cache": str(cache), "cache_bytes": weight(cache), **listed}))
         return 0
     print(f"{'PRESET':<18} {'TARGET GiB':>10} {'DRAFT GiB':>10}  {'CACHED':<8} FITS HERE")
     for entry in entries:
         s, here = entry.settings, {0: "no", 1: "in part", 2: "yes"}[entry.target_cached + entry.draft_cached]
-        fits = f"no: {entry.unfit}" if entry.unfit else "yes"
-        print(f"{entry.name:<18} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {fits}\n    {s.description}")
-    print(f"Cache: {cache} ({terminal.amount(weight(cache))})")
+        print(f"{entry.name:<18} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {_fits(entry)}\n    {s.description}")
+    print(f"\n{'ON THIS DISK':<40} {'GiB':>6}  {'KIND':<8} {'QUANT':<8} FITS HERE")
+    for model in found:
+        print(f"{model.name:<40} {model.size:>6.1f}  {model.architecture:<8} {model.quantization:<8} {_fits(model)}")
+        print("\n".join([f"    {model.reference}", *(f"    draft: {draft}" for draft in model.drafts)]))
+    print(f"\nCache: {cache} ({terminal.amount(weight(cache))})")
     return 0
+
+
+def _fits(listed: Any) -> str:
+    return f"no: {listed.unfit}" if listed.unfit else "yes"
 
 
 COMMANDS = {
     "chat": Command("answer one prompt", _chat_arguments, chat),
     "bench": _elsewhere("bench.bench", "measure the decoders on the tasks"),
     "calibrate": Command("measure both devices", _calibrate_arguments, calibrate),
-    "check": Command("does a draft fit a target?", _calibrate_arguments, check),
-    "models": Command("presets, and what of them is here", _models_arguments, models),
+    "check": Command("can a target be one, does a draft fit it?", _calibrate_arguments, check),
+    "models": Command("presets, and the models that lie on this disk", _models_arguments, models),
     "distill": _elsewhere("distill.distill", "make a draft for a target"),
     "widen": _elsewhere("distill.widen", "make a target of another size with the same function, for timing"),
 }

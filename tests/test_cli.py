@@ -1,10 +1,13 @@
 """The commands: what they print, and one line with status 2 for everything a user can get wrong."""
 
 import json
+import mmap
+import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fake_chat import EOS, SayingEngine, byte_tokenizer
@@ -150,6 +153,13 @@ def test_notices_are_lines_of_standard_error(monkeypatch, run):
     assert run("chat", "Hi")[2][0] == "The oldest turn was dropped."
 
 
+def test_words_that_are_no_utf8_are_replaced(engine, run):
+    """As the store does with them; the shell hands them over as halves of surrogate pairs."""
+    status, out, _ = run("chat", b"caf\xe9".decode("utf-8", "surrogateescape"), "--system", "\udcff!")
+    assert (status, out) == (0, "Hello")
+    assert "system\n\ufffd!\nuser\ncaf\ufffd\n" in byte_tokenizer().decode(engine.asked[0][0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -232,6 +242,29 @@ def test_check_refuses_a_target_that_cannot_be_one(pair, run):
     assert "architecture 'mamba' is not converted" in err[0]
 
 
+def test_check_refuses_a_template_that_cannot_be_used(pair, run):
+    (pair / "mine.yaml").write_text("chat_template: '{{ 1 / 0 }}'")
+    same = ("--target", str(pair / "target.gguf"), "--draft", str(pair / "target.gguf"))
+    status, _, err = run("check", *same, "--config", str(pair / "mine.yaml"))
+    assert (status, len(err)) == (2, 1)
+    assert "chat template refuses" in err[0]
+
+
+def test_models_lists_what_lies_on_this_disk(run, pair, monkeypatch):
+    monkeypatch.setenv("HOME", str(pair))
+    (pair / "models").mkdir()
+    (pair / "target.gguf").rename(pair / "models" / "target.gguf")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(pair / "none"))
+    out = run("models")[1]
+    assert re.search(r"^target +0.0  llama +Q8_0 +yes$", out, re.MULTILINE)
+    found = json.loads(run("models", "--json")[1])["local"]
+    assert [(m["name"], m["reference"], m["fits"]) for m in found] == [
+        ("target", str(pair / "models" / "target.gguf"), True)
+    ]
+    (pair / "mine.yaml").write_text("models_folder: ''")
+    assert json.loads(run("models", "--json", "--config", str(pair / "mine.yaml"))[1])["local"] == []
+
+
 def test_models_lists_the_presets(run, monkeypatch, tmp_path):
     monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
     status, out, _ = run("models")
@@ -263,6 +296,56 @@ def test_a_fault_in_a_process_is_one_line(tmp_path):
     done = python("-m", "duochat", "chat", "Hi", "--target", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("from duochat.__main__ import main; sys.exit(main(['models']))", "psutil"),
+        ("from duochat.__main__ import main; sys.exit(main(['check']))", "yaml"),
+        ("import app; from duochat import terminal; sys.exit(terminal.run(app.main, ['--port', '7999']))", "gradio"),
+    ],
+)
+def test_a_missing_package_is_one_line(command, package):
+    done = python("-c", f"import sys\nsys.modules['{package}'] = None\n{command}")
+    assert (done.returncode, done.stdout) == (2, "")
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith(f"The package {package} is missing")]
+    assert said.endswith(f"run {terminal.INSTALL}.")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_that_installs_is_readmes():
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert f" {terminal.INSTALL} " in readme
+
+
+def raising(fault):
+    def command(_):
+        raise fault
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (lambda _: bytearray(1 << 62), "There is too little memory (MemoryError)"),
+        (lambda _: mmap.mmap(-1, 1 << 47), "There is too little memory ([Errno 12]"),
+        (raising(RuntimeError("unable to mmap 5 bytes: Cannot allocate memory (12)")), "There is too little memory"),
+        (raising(OSError(28, "No space left on device")), "The system refused to go on ([Errno 28]"),
+        (raising(ImportError("libx.so: no such file")), "A package is missing or broken (libx.so"),
+    ],
+)
+def test_faults_of_the_machine_are_sentences(capsys, command, says):
+    assert terminal.run(command, []) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+@pytest.mark.parametrize("fault", [ImportError("gone", name="duochat.app.gone"), OSError("no number"), ValueError("x")])
+def test_faults_of_the_program_are_not(fault):
+    with pytest.raises(type(fault)):
+        terminal.run(raising(fault), [])
 
 
 def test_a_reader_that_leaves_early():

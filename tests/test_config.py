@@ -119,6 +119,74 @@ def test_values_in_range_are_taken(name, value):
     load(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("backend", "llama", "jax"),
+        ("gpu_layers", 0, -1),
+        ("gpu_layers", "auto", "all"),
+        ("tensor_overrides", ["exps=CPU"], [1]),
+        ("devices", ["CUDA0"], [""]),
+        ("split", "3,1", 3),
+        ("flash_attention", "auto", "yes"),
+        ("flash_attention", False, 0),
+        ("cache_type", "q8_0", "q2_k"),
+        ("rpc", ["10.0.0.2:50052"], ["10.0.0.2"]),
+        ("rpc", ["[::1]:50052"], [":50052"]),
+        ("models_folder", "", 1),
+    ],
+)
+def test_settings_of_the_llama_lane(name, good, bad):
+    load(**{name: good})
+    with pytest.raises(DuoChatError, match=f"{name} is "):
+        load(**{name: bad})
+
+
+def test_a_decoder_is_named_once():
+    """The names, titles and descriptions stand in config; what the decoders do stands in the engine."""
+    from duochat.engine import schedules
+
+    assert config.DECODERS.keys() == schedules.DECODERS.keys()
+    assert all(about.title and about.about.endswith(".") for about in config.DECODERS.values())
+
+
+def test_automatic_is_one_value_from_the_file_to_the_engine():
+    from duochat.chat.chat import Options
+    from duochat.engine.decoding import Request
+
+    assert load().draft_budget == Options.of(load()).draft_budget == Request().draft_budget == "auto"
+    assert Options(draft_budget=None).draft_budget == "auto", "so older records say it"
+
+
+RANGES = {"temperature": (0, 100), "top_k": (0, 2**31 - 1), "top_p": (1e-9, 1), "min_p": (0, 1), "seed": (0, 2**63 - 1)}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_range_is_the_same_for_settings_options_and_sampling(name):
+    from duochat.chat.chat import Options
+    from duochat.engine.sampling import Sampling
+
+    kinds = (lambda **v: load(**v), lambda **v: Options(**v).check(4096), lambda **v: Sampling(**v))
+    low, high = RANGES[name]
+    for make in kinds:
+        make(**{name: low}), make(**{name: high})
+        for wrong in (low - 1, high + 1):
+            with pytest.raises(DuoChatError, match=rf"{name} is .*: give a (whole )?number (from|above) "):
+                make(**{name: wrong})
+
+
+def test_a_preset_keeps_what_was_set_beside_the_pair(tmp_path):
+    """Guards against a chosen pair that falls back to the default device and context."""
+    mine = load(
+        write(tmp_path, "target: t\ndescription: mine\ntarget_gib: 9\ncontext_length: 512\ndevice: cpu"), seed=4
+    )
+    chosen = load("qwen3-8b", base=mine)
+    assert (chosen.target, chosen.description) == (load("qwen3-8b").target, load("qwen3-8b").description)
+    assert (chosen.context_length, chosen.device, chosen.seed) == (512, "cpu", 4)
+    plain = load(write(tmp_path, "seed: 5"), base=mine)
+    assert (plain.target, plain.target_gib, plain.seed) == (load().target, 0, 5)
+
+
 def test_one_stop_string_is_a_list_of_one(tmp_path):
     assert load(write(tmp_path, 'stop: "###"')).stop == ("###",)
 

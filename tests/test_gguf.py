@@ -35,6 +35,37 @@ def test_names_of_architecture_and_tokens(model):
     assert header.tokens == byte_level_vocabulary()[0]
 
 
+def test_a_model_in_parts_is_one(model, tmp_path):
+    write_gguf(tmp_path / "toy.gguf", part=8)
+    first, second, third = sorted(tmp_path.glob("*.gguf"))
+    header, whole = gguf.read(first), gguf.read(model)
+    assert header.parts == [first, second, third]
+    assert [(t.name, t.shape, t.type) for t in header.tensors] == [(t.name, t.shape, t.type) for t in whole.tensors]
+    assert {t.path for t in header.tensors} <= {first, second, third}
+    for part in (second, third):
+        with pytest.raises(DuoChatError, match=r"is part \d of 3 of a model: name …-00001-of-00003"):
+            gguf.read(part)
+    third.write_bytes(third.read_bytes()[:-1])
+    with pytest.raises(DuoChatError, match=r"00003-of-00003.gguf is cut short"):
+        gguf.read(first)
+    third.unlink()
+    with pytest.raises(DuoChatError, match=r"00003-of-00003.gguf is missing"):
+        gguf.read(first)
+
+
+def test_a_part_under_another_name_is_no_model(tmp_path):
+    """The others could not be found."""
+    write_gguf(tmp_path / "toy.gguf", part=8)
+    first = min(tmp_path.glob("*.gguf"))
+    with pytest.raises(DuoChatError, match="is part 1 of 3 of a model"):
+        gguf.read(first.rename(tmp_path / "renamed.gguf"))
+
+
+def test_what_its_author_calls_the_quantisation(model, tmp_path):
+    assert gguf.read(model).quantization == "Q8_0"
+    assert gguf.read(write_gguf(tmp_path / "t.gguf", file_type=15)).quantization == "Q4_K_M"
+
+
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"<!doctype html>" + bytes(100)])
 def test_what_is_no_model(tmp_path, content):
     path = tmp_path / "not.gguf"

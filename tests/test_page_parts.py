@@ -273,7 +273,7 @@ FIELDS = ["duotree", 0.7, 40, 0.95, 0.0, 7, 128, "END\\n\n\nstop", "be kind", 0]
 def test_options_from_the_fields() -> None:
     options = options_from(FIELDS, 4096)
     assert options.stop == ("END\n", "stop")
-    assert options.draft_budget is None
+    assert options.draft_budget == "auto"
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,14 @@ def test_candidates_are_tokens_of_the_target(ranked, sampling):
     lane.close()
 
 
+def test_without_a_place_to_keep_it_the_whole_draft_is_used(ranked, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "file"))
+    assert trim(ranked) is None
+    with pytest.raises(DuoChatError, match="cannot be written: set DUOCHAT_CACHE"):
+        trim(ranked, 10)
+
+
 def test_a_second_load_uses_the_file_of_the_first(plain):
     first = trim(plain, 100).path
     made = first.stat().st_mtime_ns

@@ -64,17 +64,33 @@ def write_sentencepiece(path, tokens, scores, types, model_type=2):
     return path
 
 
-def write_gguf(path, architecture="llama", vocabulary=None, quantized=GGMLQuantizationType.Q8_0, extra=None):
-    """A GGUF model with random weights. vocabulary: "llama" for SentencePiece's, else (tokens, merges)."""
-    writer = GGUFWriter(path, architecture)
+def write_gguf(
+    path,
+    architecture="llama",
+    vocabulary=None,
+    quantized=GGMLQuantizationType.Q8_0,
+    extra=None,
+    part=0,
+    without=(),
+    file_type=None,
+):
+    """A GGUF model with random weights. vocabulary: "llama" for SentencePiece's, else (tokens, merges).
+
+    part: tensors in each of several files, named by llama.cpp after the path; 0: one file. without: tensors left out.
+    """
+    writer = GGUFWriter(path, architecture, split_max_tensors=part)
     _write_shape(writer)
     if vocabulary == "llama":
         count = _write_pieces(writer)
     else:
         count = _write_bytes(writer, *(vocabulary or byte_level_vocabulary()))
+    if file_type is not None:
+        writer.add_file_type(file_type)
     for name, value in (extra or {}).items():
         writer.add_string(name, value)
     for name, weights in _weights(architecture, count):
+        if name in without:
+            continue
         kind = quantized if weights.ndim == 2 else GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
     writer.write_header_to_file()

@@ -10,6 +10,7 @@ import gradio as gr
 
 from duochat import DuoChatError
 from duochat.chat.chat import Options
+from duochat.config import AUTO
 
 DECODERS = {
     "duotree": (
@@ -45,6 +46,11 @@ def stop_lines(stop: tuple[str, ...]) -> str:
     return "\n".join(s.replace("\n", "\\n") for s in stop)
 
 
+def shown_budget(options: Options) -> int:
+    """The draft budget in a number field, where 0 stands for "auto"."""
+    return 0 if options.draft_budget == AUTO else options.draft_budget
+
+
 class Controls:
     """Build inside a Blocks. `inputs` are the components, in the order of Options' fields."""
 
@@ -68,7 +74,7 @@ class Controls:
 
     def _limits(self, d: Options, context_length: int) -> None:
         self.max_tokens = slider(1, context_length, d.max_tokens, 1, "Max tokens", "An answer ends here at the latest")
-        self.draft_budget = number(d.draft_budget or 0, "Draft budget γ", "0: computed from this machine's speed")
+        self.draft_budget = number(shown_budget(d), "Draft budget γ", "0: computed from this machine's speed")
         self.stop = gr.Textbox(
             stop_lines(d.stop), lines=1, max_lines=4, label="Stop strings",
             info="One a line; the answer ends before them. \\n is a line end",
@@ -89,7 +95,7 @@ class Controls:
     def updates(self, options: Options) -> list[Any]:
         """Values for `inputs`, then for the preset."""
         values = [getattr(options, f.name) for f in fields(Options)]
-        shown = {"stop": stop_lines(options.stop), "draft_budget": options.draft_budget or 0}
+        shown = {"stop": stop_lines(options.stop), "draft_budget": shown_budget(options)}
         return [shown.get(f.name, v) for f, v in zip(fields(Options), values, strict=True)] + [preset_of(options)]
 
 
@@ -98,7 +104,7 @@ def options_from(values: Sequence[Any], context_length: int) -> Options:
     raw = dict(zip((f.name for f in fields(Options)), values, strict=True))
     for name in ("seed", "max_tokens", "top_k", "draft_budget"):
         raw[name] = _whole(name, raw[name])
-    raw["draft_budget"] = raw["draft_budget"] or None
+    raw["draft_budget"] = raw["draft_budget"] or AUTO
     raw["stop"] = tuple(line.replace("\\n", "\n") for line in str(raw["stop"] or "").split("\n") if line)
     raw["system"] = str(raw["system"] or "")
     options = Options(**raw)

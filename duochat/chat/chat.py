@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from duochat import DuoChatError
 from duochat.chat.text import AnswerText, Messages, Tokenizer
-from duochat.engine.decoding import DECODERS, Request
+from duochat.config import AUTO, Settings, check
+from duochat.engine.decoding import Request
 from duochat.engine.lanes import never
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
@@ -41,45 +42,37 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is asked of one answer. draft_budget None: the computed one. system: ignored when the messages have one."""
+    """What is asked of one answer, see `config.Settings`. system: ignored when the messages have one."""
 
-    decoder: str = "duotree"
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    max_tokens: int = 512
-    stop: tuple[str, ...] = ()
-    system: str = ""
-    draft_budget: int | None = None
+    decoder: str = Settings.decoder
+    temperature: float = Settings.temperature
+    top_k: int = Settings.top_k
+    top_p: float = Settings.top_p
+    min_p: float = Settings.min_p
+    seed: int = Settings.seed
+    max_tokens: int = Settings.max_tokens
+    stop: tuple[str, ...] = Settings.stop
+    system: str = Settings.system
+    draft_budget: int | str = Settings.draft_budget
+
+    def __post_init__(self) -> None:
+        if self.draft_budget is None:  # so "auto" was written in records of earlier versions
+            object.__setattr__(self, "draft_budget", AUTO)
 
     @classmethod
     def of(cls, settings: Any, **overrides: Any) -> Options:
         """The settings' own values, with some replaced."""
-        values = {f.name: getattr(settings, f.name) for f in fields(cls)} | overrides
-        if values["draft_budget"] == "auto":
-            values["draft_budget"] = None
-        return cls(**values)
+        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)} | overrides)
 
     def check(self, context_length: int) -> None:
         """Raises DuoChatError on the first value that no answer can be made with."""
-        self.sampling()
-        if self.decoder not in DECODERS:
-            raise DuoChatError(f"There is no decoder {self.decoder!r}: choose one of {', '.join(DECODERS)}.")
-        _whole("max_tokens", self.max_tokens, context_length)
-        if self.draft_budget is not None:
-            _whole("draft_budget", self.draft_budget, context_length)
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
-            raise DuoChatError("A stop string is empty: remove it, or write what the answer shall stop at.")
+        if isinstance(self.stop, str):
+            raise DuoChatError(f"stop is {self.stop!r}: give a list of texts that are not empty.")
+        for f in fields(self):
+            check(f.name, getattr(self, f.name), context_length if f.name == "max_tokens" else None)
 
     def sampling(self) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
-
-
-def _whole(name: str, value: Any, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise DuoChatError(f"{name} is {value}: give a whole number from 1 to {most} (the length of the context).")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +152,8 @@ class Chat:
         options.check(length)
         messages = conversation(messages, options.system)
         prompt = fit(self.tokenizer, messages, length, options.max_tokens)
-        text = AnswerText(self.tokenizer, options.stop, self.engine.eos, continued=messages[-1]["role"] == "assistant")
+        eos = self.engine.eos | self.tokenizer.eos
+        text = AnswerText(self.tokenizer, options.stop, eos, continued=messages[-1]["role"] == "assistant")
         room = min(options.max_tokens, length - len(prompt.ids))
         request = Request(options.sampling(), room, options.decoder, options.draft_budget, text.keep)
         size = {"prompt_tokens": len(prompt.ids), "context_length": length}

@@ -1,68 +1,67 @@
 """Text <-> token ids by the model's own tokenizer and chat template; answers streamed token by token.
 
-Reads tokenizer.json and the template from the model's folder with `tokenizers` and jinja2 alone. A piece never holds
-part of a character, nor text that could be the beginning of a stop string.
+Reads vocabulary and template from the model's folder or file with `tokenizers` and jinja2 alone. What people write
+never becomes a control token. A piece never holds part of a character, nor what could begin a stop string.
 """
 
 from __future__ import annotations
 
 import codecs
-import json
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
 import tokenizers
 
 from duochat import DuoChatError
-
-Messages = Sequence[dict[str, str]]  # [{"role": "system" | "user" | "assistant", "content": text}, ...]
+from duochat.chat.template import TRANSCRIPT, Messages, Template, read_json, template_of
+from duochat.models import gguf, tokenizer
 
 CHARACTER_PART = "…"  # shown for a drafted token that is no whole character
-
-# For models without a template: the transcript that Vicuna was trained on, which base models also continue sensibly.
-TRANSCRIPT = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role == 'user' %}USER: {{ m.content }} ASSISTANT:"
-    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}"
-    "{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
-)
 
 
 class Tokenizer:
     """A model's vocabulary and chat template.
 
-    special: the named special tokens that templates use, such as {"bos_token": "<s>"}.
+    special: the named special tokens that templates use, such as {"bos_token": "<s>"}. eos: ids that end an answer by
+    the vocabulary's own word, its eos_token included; a model's settings may name more.
     """
 
-    def __init__(self, tokens: tokenizers.Tokenizer, template: str = TRANSCRIPT, special: dict[str, str] | None = None):
+    def __init__(
+        self,
+        tokens: tokenizers.Tokenizer,
+        template: str = TRANSCRIPT,
+        special: Mapping[str, str] | None = None,
+        eos: Iterable[int] = (),
+    ) -> None:
         tokens.no_truncation()
         tokens.no_padding()
         self._tokens = tokens
-        self._template = _compile(template)
-        self._names = {"bos_token": "", "eos_token": "", **(special or {})}
+        self._template = Template(template, special or {})
+        named = tokens.token_to_id((special or {}).get("eos_token", ""))
+        self.eos = frozenset(eos) | ({named} if named is not None else set())
         added = tokens.get_added_tokens_decoder()
         self._special = {id: token.content for id, token in added.items() if token.special}
+        self._plain: dict[bool, tokenizers.Tokenizer] = {}
         self._anchor = tokens.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_text = tokens.decode(self._anchor)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path, template: str = "") -> Tokenizer:
-        """Read a model's folder; a given template replaces its own. Raises DuoChatError when something is unusable."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
-        try:
-            tokens = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as fault:  # the tokenizers library raises nothing narrower
-            raise DuoChatError(f"{path} is not a usable tokenizer ({fault}): fetch the model again.") from fault
-        config = _read_json(folder / "tokenizer_config.json")
-        return cls(tokens, template or _template_of(folder, config), _special_of(config))
+    def load(cls, path: Path, template: str = "") -> Tokenizer:
+        """Read a model's folder or GGUF file; a given template replaces its own.
+
+        Raises DuoChatError when something is unusable.
+        """
+        if path.is_file():
+            header = gguf.read(path)
+            config = tokenizer.settings(header)
+            tokens, eos = tokenizer.build(header), tokenizer.stops(header)
+        else:
+            tokens, eos = _read_tokens(path), ()
+            config = read_json(path / "tokenizer_config.json")
+        return cls(tokens, template or template_of(path, config), _special_of(config), eos)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text in which special tokens may be written out, as templates do."""
@@ -77,25 +76,41 @@ class Tokenizer:
 
         Raises DuoChatError when the model's template refuses the conversation.
         """
+        mark = f"\ufdd0{uuid4().hex}\ufdd0"
+        messages = [{**m, "content": self._broken(m["content"], mark)} for m in messages]
         tail = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
-        return self.encode(self._render(messages[:-1] if tail else messages) + tail)
+        text = self._template.render(messages[:-1] if tail else messages) + tail
+        return self._apart(text, mark) if mark in text else self.encode(text)
 
-    def _render(self, messages: Messages) -> str:
-        try:
-            return self._fill(messages)
-        except jinja2.TemplateError:
-            pass  # many templates know no system role, or insist on alternating roles
-        try:
-            return self._fill(_alternating(messages))
-        except jinja2.TemplateError as fault:
-            raise DuoChatError(
-                f"The model's chat template refuses this conversation ({fault}): "
-                "start a new chat or choose another model."
-            ) from fault
+    def _broken(self, content: str, mark: str) -> str:
+        """What a person wrote, with `mark` between the letters of each control token: a template's code still sees
+        the content, and what it makes of it holds no control token but the template's own."""
+        found, broken, at = self._tokens.encode(content, add_special_tokens=False), "", 0
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if token in self._special:
+                broken += content[at:start] + mark.join(content[start:end])
+                at = end
+        return broken + content[at:]
 
-    def _fill(self, messages: Messages) -> str:
-        values = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
-        return self._template.render(**self._names, **values)
+    def _apart(self, text: str, mark: str) -> list[int]:
+        """Token ids of a rendered prompt: its control tokens, and between them text in which the broken ones stay
+        text. A tokenizer, too, cuts a text at its control tokens first."""
+        found = self._tokens.encode(text, add_special_tokens=False)
+        ids, at = [], 0
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if token in self._special:
+                ids += [*self._as_text(text[at:start].replace(mark, ""), at == 0), token]
+                at = end
+        return ids + self._as_text(text[at:].replace(mark, ""), at == 0)
+
+    def _as_text(self, text: str, first: bool) -> list[int]:
+        """Token ids of text without control tokens; first: at the very front, where some put a space."""
+        if first not in self._plain:
+            saved = self._tokens.to_str()
+            later = saved.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+            self._plain[first] = tokenizers.Tokenizer.from_str(saved if first else later)
+            self._plain[first].encode_special_tokens = True
+        return self._plain[first].encode(text, add_special_tokens=False).ids
 
     def is_special(self, token: int) -> bool:
         return token in self._special
@@ -202,71 +217,20 @@ def _undecided(text: str, stops: Sequence[str]) -> int:
     return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), 0)
 
 
-def _alternating(messages: Messages) -> list[dict[str, str]]:
-    """The same words for templates that know only user and assistant, in turns."""
-    merged: list[dict[str, str]] = []
-    for message in messages:
-        role = "user" if message["role"] == "system" else message["role"]
-        if merged and merged[-1]["role"] == role:
-            merged[-1]["content"] += "\n\n" + message["content"]
-        else:
-            merged.append({"role": role, "content": message["content"]})
-    return merged
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %}...{% endgeneration %} marks what the assistant says; here it only passes its body through."""
-
-    tags = {"generation"}  # noqa: RUF012  declared so by jinja2
-
-    def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile(template: str) -> jinja2.Template:
-    """The template in a sandbox with what chat templates expect to find there."""
-    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
-    )
-    sandbox.filters["tojson"] = lambda value, indent=None, **_: json.dumps(value, ensure_ascii=False, indent=indent)
-    sandbox.globals["raise_exception"] = _refuse
-    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+def _read_tokens(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
     try:
-        return sandbox.from_string(template)
-    except jinja2.TemplateError as fault:
-        raise DuoChatError(f"The model's chat template is broken ({fault}): choose another model.") from fault
-
-
-def _refuse(reason: str) -> None:
-    raise jinja2.TemplateError(reason)
-
-
-def _template_of(folder: Path, config: dict[str, Any]) -> str:
-    """The default chat template of a model's folder, from its own file or from the tokenizer's settings."""
-    alone = folder / "chat_template.jinja"
-    if alone.is_file():
-        return alone.read_text(encoding="utf-8")
-    named = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(named, list):
-        named = next((entry["template"] for entry in named if entry["name"] == "default"), None)
-    return named or TRANSCRIPT
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as fault:  # the tokenizers library raises nothing narrower
+        raise DuoChatError(f"{path} is not a usable tokenizer ({fault}): fetch the model again.") from fault
 
 
 def _special_of(config: dict[str, Any]) -> dict[str, str]:
     """{"bos_token": "<s>", ...} from the tokenizer's settings, where a token is its text or an object with it."""
     plain = {k: v.get("content") if isinstance(v, dict) else v for k, v in config.items() if k.endswith("_token")}
     return {k: v for k, v in plain.items() if isinstance(v, str)}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """{} when there is no such file. Raises DuoChatError when it is not JSON."""
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as fault:
-        raise DuoChatError(f"{path} is not JSON ({fault}): fetch the model again.") from fault
 
 
 def _byte_alphabet() -> dict[str, int]:

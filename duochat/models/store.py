@@ -1,18 +1,26 @@
-"""The user's cache folder, and making a file or folder in it once: whole or not at all, by one process at a time."""
+"""The user's cache folder: files and folders made in it once, whole or not at all, and facts remembered about files.
+
+A cache that cannot be written costs time, not the run: what must be made says so in one sentence, facts are found anew.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from duochat import DuoChatError
 
 Progress = Callable[[str, int, int], None]  # (label, done, total); total 0 = not known
 PARTIAL = ".partial"
+SIZES = ".sizes.json"  # in a folder of ours: the bytes of each of its files when it was made
+CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
 
@@ -28,8 +36,22 @@ def cache_dir() -> Path:
     return Path(os.environ.get("DUOCHAT_CACHE") or platformdirs.user_cache_dir("duochat", appauthor=False))
 
 
+# ---------------------------------------------------------------- making
+
+
+def is_whole(path: Path) -> bool:
+    """Is a file there, or a folder with all that was made in it?"""
+    if not path.is_dir():
+        return path.exists()
+    try:
+        sizes = json.loads((path / SIZES).read_text(encoding="utf-8"))
+        return all((path / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 def make_once(
-    final: Path, build: Callable[[Path], None], progress: Progress = silent, valid: Callable[[Path], bool] = Path.exists
+    final: Path, build: Callable[[Path], None], progress: Progress = silent, valid: Callable[[Path], bool] = is_whole
 ) -> Path:
     """`final`, made by `build(partial)` when it is not there or not valid.
 
@@ -51,6 +73,9 @@ def _build(final: Path, build: Callable[[Path], None]) -> None:
     remove(partial)  # what an interrupted process left
     try:
         build(partial)
+        if partial.is_dir():
+            sizes = {file.name: file.stat().st_size for file in partial.iterdir() if file.is_file()}
+            (partial / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
         remove(final)
         os.replace(partial, final)
     finally:
@@ -81,10 +106,8 @@ def weight(folder: Path) -> int:
     """Bytes in all files below a folder, which another process may be writing."""
     total = 0
     for path in folder.rglob("*"):
-        try:
+        with suppress(FileNotFoundError):  # moved since it was listed
             total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # moved since it was listed
-            continue
     return total
 
 
@@ -130,3 +153,48 @@ def need_room(path: Path, size: int) -> None:
     """Raises DuoChatError unless `size` bytes fit on the disk of `path`, whose folder exists."""
     if shutil.disk_usage(path.parent).free < size:
         raise full(path, size)
+
+
+# ---------------------------------------------------------------- facts about files
+
+
+def remembered(name: str, path: Path, find: Callable[[], Any]) -> Any:
+    """What `find` says of a file, a JSON value: asked once, until the file's place, size or times change."""
+    state = path.stat()
+    about = (name, str(path.resolve()), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    note = cache_dir() / "facts" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(note.read_text(encoding="utf-8"))
+    found = find()
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
+def digest_of(path: Path, progress: Progress = silent) -> str:
+    """The SHA-256 of a file in hexadecimal, read whole when it is asked for the first time."""
+    return remembered("sha256", path, lambda: sha256(path, progress))
+
+
+def sha256(path: Path, progress: Progress = silent) -> str:
+    """The SHA-256 of a file in hexadecimal."""
+    sha, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as f:
+        for done in copied(f, sha.update):
+            progress(f"Checking {shown(path)}", done, size)
+    return sha.hexdigest()
+
+
+def shown(path: Path) -> str:
+    """The name of a file, also of one in the making."""
+    return path.name.removesuffix(PARTIAL)
+
+
+def copied(source: IO[bytes], sink: Callable[[bytes], object]) -> Iterator[int]:
+    """Hand a stream to `sink` in chunks, yielding the bytes done."""
+    done = 0
+    while chunk := source.read(CHUNK):
+        sink(chunk)
+        done += len(chunk)
+        yield done

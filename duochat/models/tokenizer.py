@@ -5,8 +5,6 @@ The token ids are llama.cpp's, so target and draft read a text alike.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
@@ -33,21 +31,10 @@ SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # G
 GPT2 = ("gpt-2", "default", "olmo", "phi-2")
 
 
-def write_tokenizer(header: Header, folder: Path) -> None:
-    """tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF's vocabulary."""
-    build(header).save(str(folder / "tokenizer.json"))
-    _write(folder / "tokenizer_config.json", _tokenizer_config(header))
-    _write(folder / "generation_config.json", {"eos_token_id": stops(header), "do_sample": False})
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
 def build(header: Header) -> Tokenizer:
     """The tokenizer of a GGUF's vocabulary. Raises DuoChatError for a kind that is not converted."""
     about = {key.removeprefix("tokenizer.ggml."): value for key, value in header.metadata.items()}
-    kind, types = about.get("model"), about.get("token_type", [])
+    kind, types = about.get("model"), about.get("token_type", [1] * len(header.tokens))
     if kind == "gpt2" and "merges" in about:
         return _byte_level(header, about["merges"], types)
     if kind == "llama" and "scores" in about:
@@ -94,7 +81,7 @@ def from_pieces(pieces: Pieces) -> Tokenizer:
     from tokenizers.models import BPE
 
     vocabulary = {token: id for id, token in enumerate(pieces.tokens)}
-    merges = _merges(vocabulary, pieces.scores)
+    merges = _merges(vocabulary, pieces)
     tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence(
@@ -108,13 +95,13 @@ def from_pieces(pieces: Pieces) -> Tokenizer:
     return tokenizer
 
 
-def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """All ways to join two tokens into a third, the best score first."""
+def _merges(vocabulary: dict[str, int], pieces: Pieces) -> list[tuple[str, str]]:
+    """All ways to join two tokens into a third, the best score first; none of them makes a control token."""
     joins = [
-        (-scores[id], vocabulary[token[:cut]], vocabulary[token[cut:]], token, cut)
+        (-pieces.scores[id], vocabulary[token[:cut]], vocabulary[token[cut:]], token, cut)
         for token, id in vocabulary.items()
         for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
+        if pieces.types[id] != CONTROL and token[:cut] in vocabulary and token[cut:] in vocabulary
     ]
     return [(token[:cut], token[cut:]) for *_, token, cut in sorted(joins)]
 
@@ -142,7 +129,8 @@ def stops(header: Header) -> list[int]:
     return sorted({id for id in (*named, *known) if id is not None})
 
 
-def _tokenizer_config(header: Header) -> dict[str, Any]:
+def settings(header: Header) -> dict[str, Any]:
+    """What tokenizer_config.json says: the chat template and the named tokens."""
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": header.get("context_length"),

@@ -54,7 +54,12 @@ def trim(draft: Path, most: int | str = "auto") -> Trimmed | None:
     tokens = most_frequent(ranking, vocabulary, size)
     identity = f"{draft.resolve()} {draft.stat().st_mtime_ns} {draft.stat().st_size}".encode() + tokens.tobytes()
     name = f"{draft.stem}-{size}-{hashlib.sha256(identity).hexdigest()[:12]}.gguf"
-    path = make_once(cache_dir() / "trimmed" / name, lambda partial: _write(header, tokens, partial))
+    try:
+        path = make_once(cache_dir() / "trimmed" / name, lambda partial: _write(header, tokens, partial))
+    except DuoChatError:  # no place to keep it: the whole draft is slower, not worse
+        if most == "auto":
+            return None
+        raise
     return Trimmed(path, tokens, _embedding(header))
 
 
@@ -71,9 +76,9 @@ def most_frequent(ranking: Sequence[int], vocabulary: int, size: int) -> np.ndar
     return np.sort(np.fromiter(dict.fromkeys([*ranking, *range(vocabulary)]), np.int64, size))
 
 
-def _rows(header: gguf.Header, tensor: gguf.Tensor) -> np.ndarray:
+def _rows(tensor: gguf.Tensor) -> np.ndarray:
     """A tensor's bytes in the file: uint8 [..., bytes of a row]."""
-    data = np.memmap(header.path, np.uint8, "r", tensor.offset, (tensor.size,))
+    data = np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.size,))
     return data.reshape(*tensor.shape[:-1], -1)
 
 
@@ -81,7 +86,7 @@ def _embedding(header: gguf.Header) -> np.ndarray:
     from gguf import GGMLQuantizationType, quants
 
     tensor = next(t for t in header.tensors if t.name == HEADS[0])
-    rows, kind = _rows(header, tensor), GGMLQuantizationType(tensor.type)
+    rows, kind = _rows(tensor), GGMLQuantizationType(tensor.type)
     parts = [np.ascontiguousarray(part) for part in np.array_split(rows, max(1, len(rows) // 8192))]
     try:
         return np.concatenate([quants.dequantize(part, kind).astype(np.float16) for part in parts])
@@ -97,12 +102,12 @@ def _write(header: gguf.Header, tokens: np.ndarray, path: Path) -> None:
 
     writer = GGUFWriter(path, header.architecture)
     for key, value in header.metadata.items():
-        if not key.startswith(("tokenizer.", "general.", "duochat.")):
+        if not key.startswith(("tokenizer.", "general.", "duochat.", "split.")):
             _add(writer, key, value)
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(len(tokens))
     for tensor in header.tensors:
-        rows = _rows(header, tensor)
+        rows = _rows(tensor)
         writer.add_tensor(
             tensor.name,
             np.ascontiguousarray(rows[tokens] if tensor.name in HEADS else rows),

@@ -23,27 +23,32 @@ if TYPE_CHECKING:
 PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # GGUF type: its name in safetensors; all others are quantised
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
+MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-
-
-def write_config(header: Header, folder: Path) -> None:
-    """config.json of the model that a GGUF header describes. Raises DuoChatError where none can be made."""
-    (folder / "config.json").write_text(json.dumps(config(header), indent=2), encoding="utf-8")
+NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}  # qwen3's
+HEAD = "output.weight"  # not there: the embedding serves
+SHAPE = (  # entries that no model is without
+    *("context_length", "embedding_length", "block_count", "feed_forward_length"),
+    *("attention.head_count", "attention.layer_norm_rms_epsilon"),
+)
+ENTRIES = (
+    *SHAPE,
+    "attention.head_count_kv",
+    "attention.key_length",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "vocab_size",
+)
 
 
 def config(header: Header) -> dict[str, Any]:
@@ -60,11 +65,11 @@ def config(header: Header) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": header.get("attention.head_count_kv", heads),
         "head_dim": header.get("attention.key_length", width // heads),
-        "attention_bias": any(t.name.endswith("attn_q.bias") for t in header.tensors),
+        "attention_bias": header.architecture == "qwen2",
         "rms_norm_eps": header.get("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": header.get("context_length"),
         "rope_parameters": {"rope_type": "default", "rope_theta": header.get("rope.freq_base", 10_000.0)},
-        "tie_word_embeddings": all(t.name != "output.weight" for t in header.tensors),
+        "tie_word_embeddings": all(t.name != HEAD for t in header.tensors),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": header.metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": header.metadata.get("tokenizer.ggml.padding_token_id"),
@@ -73,25 +78,44 @@ def config(header: Header) -> dict[str, Any]:
 
 
 def _refuse_unfit(header: Header) -> None:
-    """Only what converts to the very same function is converted."""
+    """Only what converts to the very same function is converted: with these entries and these tensors, no others."""
     remedy = f"as target, name the model's own folder (hf:owner/repo) instead of {header.path.name}"
     if header.architecture not in CLASSES:
         known = ", ".join(CLASSES)
         raise DuoChatError(f"A GGUF of architecture {header.architecture!r} is not converted (only {known}): {remedy}.")
-    scaled = header.get("rope.scaling.type", "none") != "none"
-    if scaled or any(t.name == "rope_freqs.weight" for t in header.tensors):
+    if absent := next((name for name in SHAPE if header.get(name) is None), None):
+        raise DuoChatError(f"{header.path} does not say its {absent}: fetch or copy the model again.")
+    needed, held = _needed(header), {t.name: t for t in header.tensors}
+    if missing := next((name for name in needed if name not in held), None):
+        raise DuoChatError(f"{header.path} lacks the tensor {missing}: fetch or copy the whole model again.")
+    if "rope_freqs.weight" in held or header.get("rope.scaling.type", "none") != "none":
         raise DuoChatError(f"This GGUF scales its rotary positions, which is not converted: {remedy}.")
-    if strange := [t.name for t in header.tensors if not _renamed(t.name) or t.type not in BLOCKS]:
+    strange = [t.name for t in header.tensors if t.name not in (*needed, HEAD) or t.type not in BLOCKS]
+    if strange := [*strange, *_strange_entries(header)]:
         raise DuoChatError(f"This GGUF holds {strange[0]}, which is not converted: {remedy}.")
 
 
+def _needed(header: Header) -> dict[str, None]:
+    """The names of all tensors that the architecture has, HEAD apart."""
+    family = header.architecture
+    layer = [f"{part}.weight" for part in (*LAYER, *(NORMS if family == "qwen3" else ()))]
+    layer += [f"attn_{part}.bias" for part in "qkv" if family == "qwen2"]
+    layers = [f"blk.{n}.{part}" for n in range(header.get("block_count", 0)) for part in layer]
+    return dict.fromkeys([f"{part}.weight" for part in MODEL if f"{part}.weight" != HEAD] + layers)
+
+
+def _strange_entries(header: Header) -> list[str]:
+    """Entries of the architecture that config() does not write and that may change what the model says."""
+    about = {k.partition(".")[2]: v for k, v in header.metadata.items() if k.startswith(f"{header.architecture}.")}
+    head = about.get("attention.key_length", about["embedding_length"] // about["attention.head_count"])
+    same = {"attention.value_length": head, "rope.dimension_count": head, "expert_count": 0, "expert_used_count": 0}
+    return [k for k, v in about.items() if (v != same[k] if k in same else k not in ENTRIES or isinstance(v, list))]
+
+
 def _renamed(name: str) -> str:
-    """The name that transformers gives a GGUF tensor, "" for one that it does not know."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|(?<=attn_[qkv]\.)bias)", name)
-    if not match or match[2] not in NAMES:
-        return ""
-    layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{NAMES[match[2]]}.{match[3]}"
+    """The name that transformers gives a GGUF tensor."""
+    *layer, part, kind = name.split(".")
+    return f"model.layers.{layer[1]}.{(LAYER | NORMS)[part]}.{kind}" if layer else f"{MODEL[part]}.{kind}"
 
 
 def write_weights(header: Header, folder: Path, progress: Progress) -> None:
@@ -100,48 +124,13 @@ def write_weights(header: Header, folder: Path, progress: Progress) -> None:
     total = sum(_bytes(t) for t in header.tensors)
     store.need_room(out, total)
     done = 0
-    with header.path.open("rb") as source, out.open("wb") as sink:
+    with out.open("wb") as sink:
         _write_table(header.tensors, sink)
         for tensor in header.tensors:
-            for chunk in _values(header, tensor, source):
+            for chunk in _values(header, tensor):
                 sink.write(chunk)
                 done += chunk.nbytes
                 progress(f"Unpacking the weights of {header.path.name}", done, total)
-
-
-def refuse_broken(folder: Path) -> None:
-    """Raises DuoChatError when a model folder's weights are missing or cut short; reads their heads only."""
-    if (folder / "widen.json").is_file():  # made at load, see `python -m duochat widen`
-        return
-    index = folder / "model.safetensors.index.json"
-    listed = set(_json(index).get("weight_map", {}).values()) if index.is_file() else set()
-    if missing := sorted(name for name in listed if not (folder / name).is_file()):
-        raise DuoChatError(f"{folder} lacks {missing[0]}: copy it there or fetch the model again.")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights and not next(folder.glob("*.bin"), None):
-        raise DuoChatError(f"{folder} has no weights: copy its *.safetensors there or fetch the model again.")
-    if broken := next((path for path in weights if not _is_whole(path)), None):
-        raise DuoChatError(f"{broken} is cut short or damaged: delete it and fetch or copy it again.")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise DuoChatError(f"{path} is damaged: delete it and fetch or copy it again.") from None
-
-
-def _is_whole(path: Path) -> bool:
-    """Does a safetensors file end where its head says?"""
-    size = path.stat().st_size
-    with path.open("rb") as f:
-        head = int.from_bytes(f.read(8), "little")
-        try:
-            table = json.loads(f.read(head)) if head < size else {}
-            ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return False
-    return bool(ends) and 8 + head + max(ends) == size
 
 
 def _type(tensor: Tensor) -> str:
@@ -164,15 +153,14 @@ def _write_table(tensors: tuple[Tensor, ...], sink: IO[bytes]) -> None:
     sink.write(len(text).to_bytes(8, "little") + text)
 
 
-def _values(header: Header, tensor: Tensor, source: IO[bytes]) -> Iterator[np.ndarray]:
+def _values(header: Header, tensor: Tensor) -> Iterator[np.ndarray]:
     """A tensor's values in row order, by blocks of rows so that a large embedding takes little memory."""
     import numpy as np
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
     rows = tensor.elements // tensor.shape[-1]
-    source.seek(tensor.offset)
-    raw = np.frombuffer(source.read(tensor.size), np.uint8).reshape(rows, -1)
+    raw = np.fromfile(tensor.path, np.uint8, tensor.size, offset=tensor.offset).reshape(rows, -1)
     raw = _row_order(header, tensor, raw)
     for start in range(0, len(raw), 4096):
         part = np.ascontiguousarray(raw[start : start + 4096])

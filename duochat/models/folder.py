@@ -1,0 +1,129 @@
+"""A folder as transformers writes it: is it whole, can it be a target, has it a tokenizer?
+
+A folder that has a SentencePiece file only is joined by links in the cache, beside the tokenizer.json made from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from duochat import DuoChatError
+from duochat.models import sentencepiece, store, tokenizer
+from duochat.models.store import Progress
+
+RECIPE = "widen.json"  # weights made at load, see `python -m duochat widen`
+
+
+def refuse_broken(folder: Path) -> None:
+    """Raises DuoChatError when configuration or weights are missing or cut short; reads their heads only."""
+    if not (folder / "config.json").is_file():
+        raise DuoChatError(f"{folder} is no model folder (it has no config.json): give one made by transformers.")
+    _json(folder / "config.json")
+    if (folder / RECIPE).is_file():
+        return
+    index = folder / "model.safetensors.index.json"
+    listed = _json(index).get("weight_map", {}) if index.is_file() else {}
+    if not isinstance(listed, dict):
+        raise _damaged(index)
+    if missing := sorted(name for name in set(map(str, listed.values())) if not (folder / name).is_file()):
+        raise DuoChatError(f"{folder} lacks {missing[0]}: copy it there or fetch the model again.")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights and not next(folder.glob("*.bin"), None):
+        raise DuoChatError(f"{folder} has no weights: copy its *.safetensors there or fetch the model again.")
+    if broken := next((path for path in weights if not _is_whole(path)), None):
+        raise DuoChatError(f"{broken} is cut short or damaged: delete it and fetch or copy it again.")
+
+
+def require_loadable(folder: Path) -> None:
+    """Raises DuoChatError when transformers would not load the folder as a decoder with all its weights.
+
+    It loads it for real, but onto the meta device, where tensors have names and shapes and no values.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    meta = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        with _quiet():
+            about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            if getattr(about.get_text_config(), "num_attention_heads", None) is None:
+                raise DuoChatError(f"{folder} is a {about.model_type} without attention: choose another model.")
+            if (folder / RECIPE).is_file():
+                return
+            _, found = AutoModelForCausalLM.from_pretrained(folder, config=about, trust_remote_code=False, **meta)
+    except DuoChatError:
+        raise
+    except Exception as fault:  # a library of hundreds of models raises everything
+        why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        raise DuoChatError(f"{folder} cannot be loaded as a causal language model: {why}") from fault
+    if found["missing_keys"]:
+        raise DuoChatError(f"{folder} lacks the tensor {min(found['missing_keys'])}: fetch or copy the model again.")
+    if found["mismatched_keys"]:
+        name, here, needed = min(found["mismatched_keys"])
+        shapes = f"{list(here)}, and config.json asks for {list(needed)}"
+        raise DuoChatError(f"{name} in {folder} has the shape {shapes}: fetch or copy the model again.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own report and bars: what they say becomes one sentence."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def with_tokenizer(folder: Path, progress: Progress) -> Path:
+    """The folder itself, or its joined copy where tokenizer.json is made from SentencePiece's file."""
+    pieces = folder / "tokenizer.model"
+    if (folder / "tokenizer.json").is_file():
+        return folder
+    if not pieces.is_file():
+        raise DuoChatError(f"{folder} has no tokenizer.json: copy the model's tokenizer there or fetch it again.")
+
+    def build(partial: Path) -> None:
+        partial.mkdir()
+        progress(f"Reading the vocabulary of {folder.name}", 0, 0)
+        tokenizer.from_pieces(sentencepiece.read(pieces)).save(str(partial / "tokenizer.json"))
+        for file in folder.iterdir():
+            (partial / file.name).symlink_to(file.resolve())
+
+    about = f"{folder.resolve()} {store.digest_of(pieces)}".encode()
+    name = f"{folder.name}-{hashlib.sha256(about).hexdigest()[:12]}"
+    return store.make_once(store.cache_dir() / "converted" / name, build, progress)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise _damaged(path) from None
+    if not isinstance(content, dict):
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> DuoChatError:
+    return DuoChatError(f"{path} is damaged: delete it and fetch or copy it again.")
+
+
+def _is_whole(path: Path) -> bool:
+    """Does a safetensors file end where its head says?"""
+    size = path.stat().st_size
+    with path.open("rb") as f:
+        head = int.from_bytes(f.read(8), "little")
+        try:
+            table = json.loads(f.read(head)) if head < size else {}
+            ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+            return False
+    return bool(ends) and 8 + head + max(ends) == size

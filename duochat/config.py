@@ -13,6 +13,7 @@ from typing import Any
 from duochat import DuoChatError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+REMOVED = {"quantize": "name a GGUF file of as many bits as target"}  # settings of before, and what serves now
 REMOTE = ("hf:", "pypi:")  # how a reference that is not a path begins
 
 
@@ -91,7 +92,6 @@ class Settings:
     decoder: str = _choice("duotree", "autoregressive", "speculative", "duodecoding", "duotree")
     device: str = _choice("auto", "auto", "cuda", "mps", "cpu")
     dtype: str = _choice("auto", "auto", "fp32", "bf16", "fp16")  # auto: fp32 on the CPU, bf16 on a GPU
-    quantize: str = _choice("none", "none", "8bit", "4bit", "auto")
     compile: bool = _switch(True)
     reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
@@ -188,6 +188,7 @@ def _refuse_unknown(raw: Mapping[Any, Any], path: Path) -> None:
         if key not in known:
             near = get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}."
+            hint = f"it is gone, {REMOVED[key]}." if key in REMOVED else hint
             raise DuoChatError(f"Unknown key {key!r} in {path}: {hint}")
 
 

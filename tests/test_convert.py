@@ -215,6 +215,10 @@ def test_weights_that_are_not_whole(tmp_path):
     index.write_text("{")
     with pytest.raises(DuoChatError, match=r"index.json is damaged"):
         require_target(folder)
+    for content in ("[1]", "{}", '{"weight_map": 3}'):
+        index.write_text(content)
+        with pytest.raises(DuoChatError, match=r"index.json lists no weights"):
+            require_target(folder)
 
 
 def test_a_folder_with_pieces_only_gets_a_tokenizer(tmp_path):

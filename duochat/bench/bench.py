@@ -20,9 +20,9 @@ from duochat.bench.contestants import PEERS, Contestant, Decoder
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.engine.costs import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
-from duochat.engine.pytorch import widened
 from duochat.engine.sampling import Sampling
 from duochat.models import cache_dir
+from duochat.models.weights import recipe
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds
@@ -216,7 +216,6 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
     return {
         "target": settings.target,
         "draft": settings.draft,
-        "quantize": settings.quantize,
         "reproducible": settings.reproducible,
         "tasks": args.tasks,
         "limit": args.limit,
@@ -227,7 +226,7 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
         "repeat": args.repeat,
         "decoders": list(names),
         "ablations": args.ablate,
-        "cost_faithful": widened.like(Path(settings.target)),
+        "cost_faithful": recipe(Path(settings.target)).get("like", ""),
     }
 
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from duochat import DuoChatError
@@ -22,7 +22,7 @@ from duochat.engine.choosing import choose
 from duochat.engine.costs import available_cores, thread_counts
 from duochat.engine.lanes import Cancelled
 from duochat.engine.llama.library import BATCH, Llama
-from duochat.engine.pytorch import widened
+from duochat.engine.pytorch import loading
 from duochat.engine.sampling import Sampling
 from duochat.models import Progress, fetch, target_folder
 
@@ -144,13 +144,6 @@ def finish(tokens: Sequence[int], eos: Sequence[int] | frozenset[int]) -> str:
 # ---------------------------------------------------------------- by name
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """The model with transformers' own attention."""
-    if widened.is_recipe(folder):
-        return widened.build(folder, device, dtype, "sdpa")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device)
-
-
 class Loader:
     """Loads what peers need, each model once. Raises DuoChatError when one cannot be used here."""
 
@@ -172,7 +165,7 @@ class Loader:
             self.progress("Loading the peers' models", 0, 0)
             dtype = getattr(torch, self.engine.describe()["target_dtype"])
             try:
-                model = read(folder, self.engine.target.device, dtype)
+                model = loading.read(folder, self.engine.target.device, dtype, "sdpa")
             except torch.OutOfMemoryError:
                 raise DuoChatError(
                     "The GPU has no room for the peers' copy of the target: leave --peers out."

@@ -20,10 +20,8 @@ import torch
 
 from duochat import DuoChatError, terminal
 from duochat.engine.pytorch import TorchTarget, choose
-from duochat.engine.pytorch.attention import NAME
-from duochat.engine.pytorch.joining import join
-from duochat.engine.pytorch.loading import COMPILE, pick_device
-from duochat.engine.pytorch.memory import Plan
+from duochat.engine.pytorch.linear import join
+from duochat.engine.pytorch.loading import pick_device
 from duochat.engine.sampling import Sampling, keys
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -45,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--context-length", type=int, default=4096, metavar="N")
     parser.add_argument(
-        "--ways", default="compiled", help="compiled,parts,whole,parts-products,whole-products,graphs,plain"
+        "--ways",
+        default="compiled",
+        help="compiled (as in a chat), layers (without the products' kernel), graphs, plain",
     )
 
 
@@ -79,17 +79,14 @@ def report(folder: Path, device: str, context_length: int, way: str) -> None:
 
 
 def load(folder: Path, device: str, context_length: int, way: str) -> TorchTarget:
-    """The target as the app loads it ("compiled"), compiled in one way (with an attention of its own), or less."""
+    """The target as the app loads it ("compiled"), or with less."""
     from duochat.engine.pytorch import loading
 
     place = pick_device(device)
     if place.type != "cuda" or way == "compiled":
         return TorchTarget.load(folder, device=device, context_length=context_length, compile=way != "plain")
-    model = loading.read(folder, place, loading.pick_dtype("auto", place), Plan("none"))
-    extent, _, attention = way.partition("-")
-    compile = (extent,) if extent in COMPILE else ()
-    attention = f"{NAME}-{attention}" if attention else NAME
-    return TorchTarget(model, context_length, compile, graphs=way != "plain", attention=attention)
+    model = loading.read(folder, place, loading.pick_dtype("auto", place))
+    return TorchTarget(model, context_length, way == "layers", graphs=way != "plain")
 
 
 def _roofline(target: TorchTarget, times: dict[int, float]) -> None:
@@ -118,9 +115,8 @@ def _rounds(target: TorchTarget, count: int = 60) -> None:
             seconds.append(time.perf_counter() - begun)
             transfers.append(answer.transfer)
             context.append(answer.tokens[0])
-        alone = target.replay_seconds(len(tree) + 1, len(context))
         print(
-            f"round of 16, {label}: {1e3 * median(seconds[5:]):.2f} ms, forward alone {1e3 * alone:.2f} ms,"
+            f"round of 16, {label}: {1e3 * median(seconds[5:]):.2f} ms,"
             f" answer's way {1e6 * median(transfers[5:]):.0f} us, slowest {1e3 * max(seconds[1:]):.1f} ms",
             flush=True,
         )
@@ -146,7 +142,7 @@ def self_check(device: torch.device) -> int:
     """Print PASS or FAIL for each item; the exit status is 1 when one failed."""
     torch.manual_seed(0)
     failed = 0
-    for check in (_compiling, _shapes, _long_walk, _sampling, _waiting, _growing, _memory, _several_cards):
+    for check in (_compiling, _shapes, _long_walk, _sampling, _waiting, _growing, _memory):
         for item, passed, detail in _guarded(check, device):
             failed += not passed
             print(f"{'PASS' if passed else 'FAIL'}  {item}  {detail}", flush=True)
@@ -174,27 +170,22 @@ def small(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.nn.
     return model
 
 
-def fast(device: torch.device, compile: Sequence[str] = COMPILE, **options: Any) -> TorchTarget:
+def fast(device: torch.device, compile: bool = True) -> TorchTarget:
     """`small` with all that this device offers."""
     model = small(device)
     cuda = device.type == "cuda"
     if cuda:
         join(model)
-    return TorchTarget(model, 3000, compile if cuda else (), cuda, **options)
+    return TorchTarget(model, 3000, compile and cuda, cuda)
 
 
 def _compiling(device: torch.device) -> Iterator[Outcome]:
     if device.type != "cuda":
         return
-    for extent in COMPILE:
-        begun = time.perf_counter()
-        facts = fast(device, (extent,)).describe()
-        works = facts["target_compiled_layers"] == extent and facts["target_graphs"]
-        yield (
-            f"compiled layers ({extent}) and graphs",
-            works,
-            f"{time.perf_counter() - begun:.0f} s {facts['target_notes']}",
-        )
+    begun = time.perf_counter()
+    facts = fast(device).describe()
+    works = facts["target_compiled_layers"] and facts["target_graphs"]
+    yield "compiled layers and graphs", works, f"{time.perf_counter() - begun:.0f} s {facts['target_notes']}"
 
 
 def _shapes(device: torch.device) -> Iterator[Outcome]:
@@ -306,24 +297,10 @@ def _memory(device: torch.device) -> Iterator[Outcome]:
         TorchTarget(small(device), 400_000_000)
         yield "a cache larger than the card", False, "was allocated"
     except RuntimeError as fault:
-        again = fast(device, ()).verify([1, 2], (), GREEDY)
+        again = fast(device, False).verify([1, 2], (), GREEDY)
         yield "a cache larger than the card", memory.ran_out(fault) and len(again.tokens) == 1, type(fault).__name__
-    need = memory.Need.of(small(device), torch.float32)
-    yield "what would fit", True, str(memory.too_small(need, "none", 10**9, memory.free(device)))
-
-
-def _several_cards(device: torch.device) -> Iterator[Outcome]:
-    if device.type != "cuda" or torch.cuda.device_count() < 2:
-        return
-    from accelerate import dispatch_model
-
-    reference, model = small(device), small(torch.device("cpu"))
-    places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
-    places |= {f"model.layers.{i}": i // 2 for i in range(4)}
-    target = TorchTarget(dispatch_model(model, places), 3000)
-    context, tree = _tokens(target, 100, random.Random(5)), [(1, -1), (2, -1), (3, 1)]
-    off, different = _compare(target.verify(context, tree, GREEDY), reference, context, tree, device)
-    yield "layers on two cards", off < OFF and not different, f"off by {off:.1e}"
+    need = memory.Need.of(small(device).config, torch.float32)
+    yield "what would fit", True, str(need.too_small(10**9, memory.free(device)))
 
 
 def _tokens(target: TorchTarget, count: int, rng: random.Random) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # GGUF type: its name in safetensors; all others are quantised
+RECIPE = "recipe.json"
 WIDTH = {"F32": 4, "F16": 2, "BF16": 2}
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 NAMES = {
@@ -111,10 +112,10 @@ def write_weights(header: Header, folder: Path, progress: Progress) -> None:
 
 def refuse_broken(folder: Path) -> None:
     """Raises DuoChatError when a model folder's weights are missing or cut short; reads their heads only."""
-    if (folder / "widen.json").is_file():  # made at load, see `python -m duochat widen`
+    if recipe(folder):
         return
     index = folder / "model.safetensors.index.json"
-    listed = set(_json(index).get("weight_map", {}).values()) if index.is_file() else set()
+    listed = _listed(index) if index.is_file() else set()
     if missing := sorted(name for name in listed if not (folder / name).is_file()):
         raise DuoChatError(f"{folder} lacks {missing[0]}: copy it there or fetch the model again.")
     weights = sorted(folder.glob("*.safetensors"))
@@ -122,6 +123,26 @@ def refuse_broken(folder: Path) -> None:
         raise DuoChatError(f"{folder} has no weights: copy its *.safetensors there or fetch the model again.")
     if broken := next((path for path in weights if not _is_whole(path)), None):
         raise DuoChatError(f"{broken} is cut short or damaged: delete it and fetch or copy it again.")
+
+
+def recipe(folder: Path) -> dict[str, Any]:
+    """How the weights of a folder are made at load, {} where they lie in it.
+
+    maker: the module whose `build(folder, device, dtype, attention)` does it. told: what users should know of it.
+    """
+    path = folder / RECIPE
+    made = _json(path) if path.is_file() else {}
+    if path.is_file() and not (isinstance(made, dict) and str(made.get("maker")).startswith("duochat.")):
+        raise DuoChatError(f"{path} names nobody who makes its weights: make the folder again.")
+    return made
+
+
+def _listed(index: Path) -> set[str]:
+    """The files that an index names."""
+    try:
+        return set(_json(index)["weight_map"].values())
+    except (TypeError, KeyError, AttributeError):
+        raise DuoChatError(f"{index} lists no weights: delete it and fetch or copy it again.") from None
 
 
 def _json(path: Path) -> dict[str, Any]:

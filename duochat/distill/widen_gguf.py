@@ -17,18 +17,18 @@ import psutil
 import torch
 
 from duochat import DuoChatError, terminal
-from duochat.distill import gguf_file
-from duochat.engine.pytorch import widened
+from duochat.distill import gguf_file, widened
+from duochat.distill.widen import LIKE
 from duochat.models import Progress, store
 from duochat.models.stand_in import KEY
-from duochat.models.weights import NAMES
+from duochat.models.weights import LAYER, MODEL
 
 BITS = {"q4_k_m": 4.85, "q8_0": 8.5, "bf16": 16, "f16": 16}  # of a weight
 PLAIN = {
     "bf16": (torch.bfloat16, gguf.GGMLQuantizationType.BF16),
     "f16": (torch.float16, gguf.GGMLQuantizationType.F16),
 }
-OUTER = {inner: outer for outer, inner in NAMES.items()}
+OUTER = {inner: outer for outer, inner in (MODEL | LAYER).items()}
 COPIES = 3  # of the largest tensor in 32 bits, held at a time
 
 
@@ -74,16 +74,16 @@ class Wide:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()  # its bars write over ours
-        self.source, self.like, self.shape = gguf_file.Source.open(source), like, widened.LIKE[like]
+        self.source, self.like, self.shape = gguf_file.Source.open(source), like, LIKE[like]
         small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        config = widened._config(small.config, self.shape)
+        config = widened.config(small.config, self.shape)
         with torch.device("meta"):
             large = type(small)(config)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         self.shapes = {name: tuple(p.shape) for name, p in large.state_dict().items() if name not in tied}
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.small = {name: value.to(self.device) for name, value in small.state_dict().items()}
-        self.places = widened._Places(small.config, self.shape, self.device)
+        self.places = widened.Places(small.config, self.shape, self.device)
         self.eps = config.rms_norm_eps
 
     def write(self, path: Path, kind: str, progress: Progress) -> None:

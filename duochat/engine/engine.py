@@ -140,7 +140,6 @@ def _target(settings: Settings, folder: Path) -> TorchTarget:
         dtype=settings.dtype,
         context_length=settings.context_length,
         compile=settings.compile,
-        quantize=settings.quantize,
         reproducible=settings.reproducible,
         threads=max(1, available_cores() // 2) if auto else settings.target_threads,
         prompt_threads=available_cores() if auto else 0,

@@ -14,9 +14,8 @@ from typing import Any
 
 from duochat import DuoChatError
 from duochat.models import sentencepiece, store, tokenizer
+from duochat.models.stand_in import recipe
 from duochat.models.store import Progress
-
-RECIPE = "widen.json"  # weights made at load, see `python -m duochat widen`
 
 
 def refuse_broken(folder: Path) -> None:
@@ -24,7 +23,7 @@ def refuse_broken(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise DuoChatError(f"{folder} is no model folder (it has no config.json): give one made by transformers.")
     _json(folder / "config.json")
-    if (folder / RECIPE).is_file():
+    if recipe(folder):
         return
     index = folder / "model.safetensors.index.json"
     listed = _json(index).get("weight_map", {}) if index.is_file() else {}
@@ -52,7 +51,7 @@ def require_loadable(folder: Path) -> None:
             about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             if getattr(about.get_text_config(), "num_attention_heads", None) is None:
                 raise DuoChatError(f"{folder} is a {about.model_type} without attention: choose another model.")
-            if (folder / RECIPE).is_file():
+            if recipe(folder):
                 return
             _, found = AutoModelForCausalLM.from_pretrained(folder, config=about, trust_remote_code=False, **meta)
     except DuoChatError:

@@ -1,11 +1,16 @@
 """The attention functions that the model is given (transformers' registry).
 
 Query heads that share a key head stand below one another, as further rows against the same keys: nothing is copied for
-grouped heads. The mask has as many rows (`grouped` makes it so).
+grouped heads. The mask has as many rows (`grouped` makes it so). On a CUDA device a Triton kernel attends a tree's rows
+as flash-decoding does: every key head's slots are read in stretches, side by side, so that the whole GPU reads; a
+second kernel merges what the stretches found.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,11 +18,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 NAME = "duochat"
-PRODUCTS = f"{NAME}-products"  # two matrix products: reads long caches with more of a GPU's cores
-SPLIT = f"{NAME}-split"  # stretches of the cache side by side, for few rows on a GPU
+TREE = f"{NAME}-tree"  # by the kernel, where it can
 EXACT = f"{NAME}-exact"  # the same whatever the order of the slots, to the last bit of the model's type
-STRETCHES = 4
-FEW = 64  # rows; more of them fill a GPU by themselves
+HARMLESS = {"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}  # and what starts with "output_"
+FEW = 128  # rows of all query heads that share a key head; more of them keep a GPU busy by themselves
+SIZES = (16, 32, 64, 128, 256)  # of a head
+MOST = 32  # stretches
+TILE = 8192  # keys' elements at a time, at most: several tiles fit a core's shared memory
 
 
 def attend(
@@ -28,91 +35,85 @@ def attend(
     attention_mask: torch.Tensor,
     scaling: float | None = None,
     softcap: float | None = None,
-    **unused: Any,
+    s_aux: torch.Tensor | None = None,
+    kernel: bool = False,
+    exact: bool = False,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query (1, heads, rows, size), key and value (1, kv heads, span, size), mask (1, 1, group * rows, span).
 
-    The mask is added to the scores. Returns (1, rows, heads, size).
+    The mask is added to the scores. s_aux: a score for each head that takes its share of a row's weights and adds
+    nothing (an attention sink). kernel: by that, where it can. exact: in float64, so that what the order of summation
+    changes is lost when the result is rounded. Returns (1, rows, heads, size). Raises TypeError on what else a model
+    says, for it may change the result.
     """
-    if softcap is not None:
-        return by_products(module, query, key, value, attention_mask, scaling, softcap)
+    if strange := [name for name, given in others.items() if given is not None and not _harmless(name)]:
+        raise TypeError(f"{strange[0]} is not known")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    plain = softcap is None and s_aux is None
+    if kernel and plain and _fits(query, key, value):
+        return torch.ops.duochat.tree_attention(query, key, value, attention_mask, scale), None
     rows = _rows(query, key)
-    return _heads(scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask, scale=scaling), query), None
+    if plain and not exact:
+        mixed = scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask, scale=scale)
+    else:
+        states = (x.double() if exact else x for x in (rows, key, value))
+        mixed = _written_out(*states, attention_mask, scale, softcap, s_aux).to(query.dtype)
+    return _heads(mixed, query), None
 
 
-def by_products(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **unused: Any,
-) -> tuple[torch.Tensor, None]:
-    """`attend`, written out: scores in the model's type, softmax in float32 at least."""
-    scores = torch.matmul(_rows(query, key), key.transpose(-1, -2))
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * (scaling or query.shape[-1] ** -0.5)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    weights = (scores + attention_mask).softmax(-1).to(value.dtype)
-    return _heads(torch.matmul(weights, value), query), None
+def by_kernel(*given: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    """`attend`, by the kernel where it can."""
+    return attend(*given, **options, kernel=True)
 
 
-def in_stretches(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **unused: Any,
-) -> tuple[torch.Tensor, None]:
-    """`attend`, with the cache read in STRETCHES at a time and the results merged by their log-sum-exps.
-
-    The idea is flash-decoding's: a dozen rows over one long stretch keep a fraction of a GPU busy.
-    """
-    rows = _rows(query, key)
-    if softcap is not None or not 1 < rows.shape[2] <= FEW:
-        return attend(module, query, key, value, attention_mask, scaling, softcap)
-    keys, values = (states[0].unflatten(1, (STRETCHES, -1)).transpose(0, 1) for states in (key, value))
-    hidden = torch.finfo(attention_mask.dtype).min / 2  # finite: a stretch in which a row sees nothing weighs nothing
-    mask = attention_mask[0, 0].clamp(min=hidden).unflatten(1, (STRETCHES, -1)).transpose(0, 1)[:, None]
-    mixed, sums = _attend_with_sums(rows.expand(STRETCHES, -1, -1, -1), keys, values, mask, scaling)
-    weights = sums[:, :, : rows.shape[2], None].softmax(0)
-    return _heads((weights * mixed).sum(0, keepdim=True).to(query.dtype), query), None
-
-
-def _attend_with_sums(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scaling: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention, and the logarithm of each row's sum of exponentials (at least as many rows as asked)."""
-    mask = mask.expand(-1, query.shape[1], -1, -1)
-    if query.device.type == "cuda":
-        fused = torch.ops.aten._scaled_dot_product_efficient_attention
-        return fused(query, key, value, mask, True, scale=scaling)[:2]
-    plain = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return plain(query, key, value, attn_mask=mask, scale=scaling)[:2]
-
-
-def exactly(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """`by_products` in float64: what the order of summation changes is lost when the result is rounded."""
-    wide = (states.double() for states in (query, key, value))
-    mixed, _ = by_products(module, *wide, attention_mask, **options)
-    return mixed.to(query.dtype), None
+def exactly(*given: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    """`attend` in float64."""
+    return attend(*given, **options, exact=True)
 
 
 def grouped(mask: torch.Tensor, config: Any) -> torch.Tensor:
     """(rows, span) to (1, 1, group * rows, span) for a model's query heads to a key head."""
-    return mask.repeat(config.num_attention_heads // config.num_key_value_heads, 1)[None, None]
+    return mask.repeat(config.num_attention_heads // key_heads(config), 1)[None, None]
+
+
+def key_heads(config: Any) -> int:
+    """Heads with keys of their own: all, where the configuration names none."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def _harmless(name: str) -> bool:
+    return name in HARMLESS or name.startswith("output_")
+
+
+def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the kernel takes states of this kind, and so few rows."""
+    heads, rows, size = query.shape[1:]
+    kind = size in SIZES and value.shape[-1] == size and query.dtype in (torch.float16, torch.bfloat16)
+    return kind and heads // key.shape[1] * rows <= FEW
+
+
+def _written_out(
+    rows: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Scores in the states' type, softmax in float32 at least."""
+    scores = torch.matmul(rows, key.transpose(-1, -2))
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores + mask
+    if sinks is not None:
+        owners, lines = scores.shape[1:3]
+        heads = sinks.to(scores.dtype).reshape(owners, -1, 1)
+        column = heads.expand(-1, -1, lines // heads.shape[1]).reshape(1, owners, lines, 1)
+        scores = torch.cat([scores, column], -1)
+    return torch.matmul(scores.softmax(-1)[..., : key.shape[2]].to(value.dtype), value)
 
 
 def _rows(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -126,5 +127,161 @@ def _heads(mixed: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     return mixed.reshape(1, query.shape[1], query.shape[2], -1).transpose(1, 2).contiguous()
 
 
-for _name, _function in ((NAME, attend), (PRODUCTS, by_products), (SPLIT, in_stretches), (EXACT, exactly)):
+# ---------------------------------------------------------------- the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Each of about `programs` thread blocks reads `slots` at a time, `ahead` tiles in flight."""
+
+    programs: int
+    slots: int = 64
+    ahead: int = 3
+    warps: int = 4
+
+    @classmethod
+    @cache
+    def of(cls, device: torch.device) -> Tiling:
+        """One thread block for each multiprocessor of the card."""
+        return cls(torch.cuda.get_device_properties(device).multi_processor_count)
+
+    def stretch(self, span: int, heads: int) -> tuple[int, int]:
+        """Slots of a stretch, whole tiles, and how many stretches cover the span for each of the key heads."""
+        tiles = -(-span // self.slots)
+        length = self.slots * -(-tiles // min(max(self.programs // heads, 1), MOST))
+        return length, -(-span // length)
+
+
+@torch.library.custom_op("duochat::tree_attention", mutates_args=())
+def _mixed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Opaque to torch.compile."""
+    return mixed(query, key, value, mask, scale)
+
+
+@_mixed.register_fake
+def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    _, heads, rows, size = query.shape
+    return query.new_empty(1, rows, heads, size)
+
+
+def mixed(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float,
+    tiling: Tiling | None = None,
+) -> torch.Tensor:
+    """As `attend` takes and gives them, in 16 bits. A row that sees nothing gets zeros."""
+    tiling = tiling or Tiling.of(query.device)
+    query, key, value, mask = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value, mask))
+    _, heads, rows, size = query.shape
+    owners, span = key.shape[1:3]
+    width = max(16, 1 << (heads // owners * rows - 1).bit_length())
+    stretch, count = tiling.stretch(span, owners)
+    out = query.new_empty(1, rows, heads, size)
+    parts = out if count == 1 else query.new_empty(count, rows, heads, size, dtype=torch.float32)
+    logs = query.new_empty(count, rows, heads, dtype=torch.float32)
+    strides = (*query.stride()[1:3], *key.stride()[1:3], *value.stride()[1:3], mask.stride(2))
+    ahead = tiling.ahead if width < 64 else min(tiling.ahead, 2)  # so that it fits smaller GPUs' shared memory
+    options = {"num_stages": ahead, "num_warps": tiling.warps if width < 128 else 2 * tiling.warps}
+    kernel()[(owners, count)](
+        query, key, value, mask, parts, logs, scale * math.log2(math.e), span, stretch, rows, *strides,
+        heads // owners, width, size, min(tiling.slots, TILE // size), **options,
+    )  # fmt: skip
+    if count > 1:
+        most = 1 << (count - 1).bit_length()
+        warps = max(1, most * size // 1024)
+        merging()[(rows * heads,)](parts, logs, out, count, rows * heads, most, size, num_warps=warps)
+    return out
+
+
+@cache
+def kernel() -> Any:
+    """One stretch of one key head: its mix of values for every row, and the logarithm of each row's sum of weights.
+
+    Raises ImportError without Triton.
+    """
+    import triton
+    import triton.language as tl
+
+    @triton.jit(do_not_specialize=["rows"])
+    def attend(
+        query, key, value, mask, parts, logs, scale, span, stretch, rows,
+        query_head, query_row, key_head, key_slot, value_head, value_slot, mask_row,
+        GROUP: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
+    ):  # fmt: skip
+        owner = tl.program_id(0)
+        part = tl.program_id(1)
+        line = tl.arange(0, WIDTH)  # the rows of the group's first head, then those of the next
+        head = owner * GROUP + line // rows
+        row = line % rows
+        column = tl.arange(0, SIZE)
+        there = line < GROUP * rows
+        asked = query + head[:, None] * query_head + row[:, None] * query_row + column[None, :]
+        asking = tl.load(asked, mask=there[:, None], other=0.0)
+        top = tl.full((WIDTH,), -1e30, tl.float32)  # finite: what a row that sees nothing subtracts from -inf
+        total = tl.zeros((WIDTH,), tl.float32)
+        mix = tl.zeros((WIDTH, SIZE), tl.float32)
+        first = part * stretch
+        for start in range(first, tl.minimum(first + stretch, span), SLOTS):
+            slot = start + tl.arange(0, SLOTS)
+            held = slot < span
+            place = key + owner * key_head + slot[None, :] * key_slot + column[:, None]
+            keys = tl.load(place, mask=held[None, :], other=0.0)
+            place = value + owner * value_head + slot[:, None] * value_slot + column[None, :]
+            values = tl.load(place, mask=held[:, None], other=0.0)
+            place = mask + line[:, None] * mask_row + slot[None, :]
+            added = tl.load(place, mask=there[:, None] & held[None, :], other=float("-inf"))
+            scores = tl.dot(asking, keys) * scale + added.to(tl.float32)
+            higher = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+            fading = tl.exp2(top - higher)
+            total = total * fading + tl.sum(weights, 1)
+            mix = tl.dot(weights.to(value.dtype.element_ty), values, mix * fading[:, None])
+            top = higher
+        cell = (part * rows + row) * (GROUP * tl.num_programs(0)) + head
+        tl.store(logs + cell, top + tl.log2(total), mask=there)
+        mix = mix / tl.where(total > 0, total, 1.0)[:, None]
+        place = parts + cell[:, None] * SIZE + column[None, :]
+        tl.store(place, mix.to(parts.dtype.element_ty), mask=there[:, None])
+
+    return attend
+
+
+@cache
+def merging() -> Any:
+    """The stretches' mixes as one, each by its share of the row's weights."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def merge(parts, logs, out, count, cells, MOST: tl.constexpr, SIZE: tl.constexpr):
+        cell = tl.program_id(0)
+        part = tl.arange(0, MOST)
+        column = tl.arange(0, SIZE)
+        there = part < count
+        log = tl.load(logs + part * cells + cell, mask=there, other=float("-inf"))
+        place = parts + (part[:, None] * cells + cell) * SIZE + column[None, :]
+        mixes = tl.load(place, mask=there[:, None], other=0.0)
+        weights = tl.exp2(log - tl.maximum(tl.max(log, 0), -1e30))
+        total = tl.sum(weights, 0)
+        mix = tl.sum(mixes * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+        tl.store(out + cell * SIZE + column, mix.to(out.dtype.element_ty))
+
+    return merge
+
+
+def available() -> bool:
+    """Whether Triton is there to compile the kernel."""
+    try:
+        kernel()
+    except ImportError:
+        return False
+    return True
+
+
+for _name, _function in ((NAME, attend), (TREE, by_kernel), (EXACT, exactly)):
     AttentionInterface.register(_name, _function)

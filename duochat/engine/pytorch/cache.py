@@ -34,9 +34,8 @@ class SlotLayer(CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self.cache.slots.to(key_states.device)
-        self.keys.index_copy_(2, slots, key_states)
-        self.values.index_copy_(2, slots, value_states)
+        self.keys.index_copy_(2, self.cache.slots, key_states)
+        self.values.index_copy_(2, self.cache.slots, value_states)
         span = self.cache.reach.shape[0]
         return self.keys[:, :, :span], self.values[:, :, :span]
 

@@ -1,15 +1,15 @@
 """Linear layers for few rows on a CUDA device: a Triton kernel where it is faster than the library's product.
 
-A decode step multiplies a handful of rows with every weight, and takes as long as reading the weights. This kernel
-streams them through the tensor cores, several tiles ahead. Which of the two multiplies is measured for each shape and
-number of rows when a model is first loaded, and kept: another choice could round otherwise.
+It streams the weights through the tensor cores, several tiles ahead. Which of the two multiplies is measured for each
+shape and number of rows when a model is first loaded, and kept: another choice could round otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +26,10 @@ TOLERANCE = 0.1  # of the spread of the products: the last place of a large bflo
 WIDTHS = (1, 2, 4, 8, 16, 32)  # rows
 LAYERS = 12  # of a shape are multiplied in turn, so that no weight comes from the cache
 REPEATS = 3
-FASTER = 0.98  # of the library's seconds
+FASTER = 0.98  # of the library's seconds: less is noise
+
+
+Place = tuple[torch.nn.Module, str, torch.nn.Linear]  # a layer, and whose it is under which name
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,30 +122,31 @@ def kernel() -> Any:
     return few_rows
 
 
-def swap(model: torch.nn.Module) -> bool:
-    """Replace the model's linear layers in place where the kernel is faster; False where it nowhere is."""
+def swap(places: Iterable[Place]) -> bool:
+    """Replace the linear layers in place where the kernel is faster; False where it nowhere is."""
     try:
         kernel()
     except ImportError:
         return False
-    places: dict[torch.Size, list[tuple[torch.nn.Module, str, torch.nn.Linear]]] = {}
-    for owner in model.modules():
-        for name, child in owner.named_children():
-            if _takes(child):
-                places.setdefault(child.weight.shape, []).append((owner, name, child))
-    device = next(model.parameters()).device
-    _chosen.update(_kept(device))
-    swapped = False
-    for shape, alike in places.items():
-        keys = [(width, *shape) for width in WIDTHS]
-        if not all(key in _chosen for key in keys):
-            _chosen.update(_choose([child.weight for *_, child in alike][:LAYERS]))
-            _keep(device)
-        if any(_chosen[key] for key in keys):
-            swapped = True
-            for owner, name, child in alike:
-                setattr(owner, name, FewRows(child))
-    return swapped
+    shapes: dict[torch.Size, list[Place]] = {}
+    for place in places:
+        shapes.setdefault(place[2].weight.shape, []).append(place)
+    swapped = [_swap_alike(shape, alike) for shape, alike in shapes.items()]
+    return any(swapped)
+
+
+def _swap_alike(shape: torch.Size, alike: list[Place]) -> bool:
+    """The layers of one shape, all in the way that is chosen for it."""
+    weights, keys = [layer.weight for *_, layer in alike], [(width, *shape) for width in WIDTHS]
+    _chosen.update(_kept(weights[0].device))
+    if not all(key in _chosen for key in keys):
+        _chosen.update(_choose(weights[:LAYERS]))
+        _keep(weights[0].device)
+    if not any(_chosen[key] for key in keys):
+        return False
+    for owner, name, layer in alike:
+        setattr(owner, name, FewRows(layer))
+    return True
 
 
 def _store(device: torch.device) -> Path:
@@ -162,15 +166,11 @@ def _kept(device: torch.device) -> dict[tuple[int, ...], Tiling | None]:
 
 
 def _keep(device: torch.device) -> None:
+    """For the next start, where the cache can be written."""
     rows = [(key, tiling and astuple(tiling)) for key, tiling in _chosen.items()]
-    _store(device).parent.mkdir(parents=True, exist_ok=True)
-    _store(device).write_text(json.dumps(rows))
-
-
-def _takes(module: torch.nn.Module) -> bool:
-    """A plain layer in 16 bits; float32 would be rounded by the tensor cores, and promises more."""
-    plain = type(module) is torch.nn.Linear and type(module.weight) is torch.nn.Parameter
-    return plain and module.weight.dtype in (torch.bfloat16, torch.float16)
+    with suppress(OSError):
+        _store(device).parent.mkdir(parents=True, exist_ok=True)
+        _store(device).write_text(json.dumps(rows))
 
 
 @torch.no_grad()

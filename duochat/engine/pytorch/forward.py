@@ -8,30 +8,34 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from duochat import DuoChatError
 from duochat.engine.lanes import Answer
-from duochat.engine.pytorch import choose, fused, masks, tree_attention
-from duochat.engine.pytorch.attention import NAME, SPLIT
+from duochat.engine.pytorch import attention, choose, compiled, masks, memory
 from duochat.engine.pytorch.cache import SPARE, SlotCache
-from duochat.engine.pytorch.compiling import compile_layers, undo
-from duochat.engine.pytorch.memo import Memo
-from duochat.engine.pytorch.rows import Rows
-from duochat.engine.pytorch.shapes import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Shape
-from duochat.engine.pytorch.tree_attention import FEW, TREE
+from duochat.engine.pytorch.memo import Edge, Memo
+from duochat.engine.pytorch.rows import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Rows, Shape
 from duochat.engine.sampling import Sampling
 
-TOLERANCE = 0.6  # root mean square, of the logits' spread: bfloat16 rounds half of it at most, a fault gives 1.4
+# Root mean square of the differences, of the logits' spread. Unrelated logits are sqrt(2) apart; 16 bits round half of
+# the tolerance at most, in a random model of 64 layers; float32 a thousandth of it.
+TOLERANCE = 0.6
+TOLERANCE_FLOAT32 = 0.01
+SLOTS = (4, 1)  # of the tokens before a trial: in no order, with room between them
+TRIED = (Sampling(), Sampling(temperature=1.0, min_p=0.02))  # the ways to choose that are compiled
 
 
 class Forward:
     """The model with its cache and the buffers that stay in place between forwards."""
 
-    def __init__(self, model: torch.nn.Module, capacity: int, attention: str = NAME) -> None:
-        model.set_attn_implementation(attention)
+    def __init__(self, model: torch.nn.Module, capacity: int, function: str = attention.NAME) -> None:
+        """function: the attention. Raises DuoChatError when that and the cache give other logits than transformers."""
         self.model = model
         self.config = model.config.get_text_config()
         self.device = model.get_input_embeddings().weight.device
@@ -48,103 +52,151 @@ class Forward:
         self._masks, self._told = masks.build, choose.told
         self._play: Callable[[Hashable, Callable[[], None]], None] = _call
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-        self.compiled, self.graphs = "off", False
+        self.compiled, self.graphs = False, False
         self._working = False
         self.notes: list[str] = []  # which fast ways failed here, and why
+        self._wanted = self._reference()
+        if not self._attends(function):
+            kind = self.config.model_type
+            raise DuoChatError(f"This engine cannot run {kind} models ({self.notes[-1]}): choose another target.")
 
-    @torch.no_grad()
+    def _attends(self, function: str) -> bool:
+        """Whether every layer attends by the function, and the logits are those wanted."""
+        attend, calls = ALL_ATTENTION_FUNCTIONS[function], []
+
+        def counted(*given: Any, **options: Any) -> tuple[torch.Tensor, None]:
+            calls.append(options)
+            return attend(*given, **options)
+
+        AttentionInterface.register(f"{function}-counted", counted)
+        self.model.set_attn_implementation(f"{function}-counted")
+        works = self._works("its attention")
+        self.model.set_attn_implementation(function)
+        if works and len(calls) < self.config.num_hidden_layers * (len(SLOTS) + len(self._tried())):
+            self.notes.append("its layers attend in a way of their own")
+            return False
+        return works
+
+    def settle(self, compile: bool = False, graphs: bool = False) -> None:
+        """Take what is fast and works here: the attention kernel, compiled code, CUDA graphs."""
+        if self.device.type == "cuda" and self.model.config._attn_implementation == attention.NAME:
+            self.take_kernel()
+        if compile:
+            self.fuse()
+            self.compile_layers()
+        if graphs:
+            self._play = Graphs()
+            self.graphs = self._works("CUDA graphs")
+            self._play = self._play if self.graphs else _call
+
+    def take_kernel(self) -> None:
+        """Attention by the kernel, if that works here."""
+        if attention.available():
+            self.model.set_attn_implementation(attention.TREE)
+            if not self._works("The attention kernel"):
+                self.model.set_attn_implementation(attention.NAME)
+
     def fuse(self, **options: Any) -> None:
         """Compile what stands before and after the layers, but for a part that fails or differs from the plain one.
 
-        Comes before `settle`. options: for `torch.compile`.
+        options: for `torch.compile`.
         """
-        build, told = fused.mask_builder(**options), fused.teller(**options)
-        rest = self.windows, self.config, self.model.dtype
-        if self._attempt("Compiled masks", lambda: fused.check_masks(build, self._packed, self._positions, *rest)):
-            self._masks = build
-        if self._attempt("Compiled choices", lambda: fused.check_choices(told, self._packed, self._random_logits())):
-            self._told = told
-        wanted = self._trial()
+        build, told = compiled.mask_builder(**options), compiled.teller(**options)
+        self._masks = compiled.held_to_plain_masks(build)
+        self._masks = build if self._attempt("Compiled masks", self._trial) else masks.build
+        self._told = compiled.held_to_plain_choices(told)
+        works = self._attempt("Compiled choices", lambda: [self._trial(sampling) for sampling in TRIED])
+        self._told = told if works else choose.told
         for name in ("norm", "rotary_emb"):
             if module := getattr(self.model.base_model, name, None):
                 module.compile(**options)
-                if not self._works(wanted, f"Compiled {name}"):
+                if not self._works(f"Compiled {name}"):
                     module._compiled_call_impl = None
 
-    def _random_logits(self) -> torch.Tensor:
-        """With many ties."""
-        return self._logits[:3].normal_(std=2).round_()
+    def compile_layers(self, **options: Any) -> None:
+        """Compile the decoder layers, cache and attention included. options: for `torch.compile`."""
+        layers = self._attempt("Compiled layers", lambda: compiled.decoder_layers(self.model))
+        if layers:
+            compiled.compile_layers(layers, self.cache, self._cache_name, **options)
+            self.compiled = self._works("Compiled layers")
+            if not self.compiled:
+                compiled.undo(layers)
 
-    @torch.no_grad()
-    def settle(self, compile: Sequence[str] = (), graphs: bool = False) -> None:
-        """Allocate the cache, then take what works here: the first of `compile` ("whole", "parts"), and graphs.
-
-        Each way is tried on forwards whose logits are known. Raises torch.OutOfMemoryError.
-        """
-        wanted = self._trial()
-        if self.device.type == "cuda" and self.model.config._attn_implementation == NAME:
-            self._take_attention(wanted)
-        for extent in compile:
-            compile_layers(self.model, self.cache, self._cache_name, extent == "whole")
-            if self._works(wanted, f"Compiled layers ({extent})"):
-                self.compiled = extent
-                break
-            undo(self.model)
-        if graphs:
-            self._play = Graphs()
-            self.graphs = self._works(wanted, "CUDA graphs")
-            self._play = self._play if self.graphs else _call
-
-    def _take_attention(self, wanted: list[torch.Tensor]) -> None:
-        """The fastest attention function that works here."""
-        kernel = {TREE: "The attention kernel"} if tree_attention.available() else {}
-        for name, label in (kernel | {SPLIT: "Attention in stretches"}).items():
-            self.model.set_attn_implementation(name)
-            if self._works(wanted, label):
-                return
-        self.model.set_attn_implementation(NAME)
-
-    def _works(self, wanted: list[torch.Tensor], label: str) -> bool:
+    def _works(self, label: str) -> bool:
         """Whether the way that is on gives the logits wanted, up to rounding."""
         got = self._attempt(label, self._trial)
         if got is None:
             return False
-        off = max(float(((a - b).square().mean(-1).sqrt() / a.std(-1)).max()) for a, b in zip(wanted, got, strict=True))
-        if not off < TOLERANCE:
+        pairs = zip(self._wanted, got, strict=True)
+        off = max(float(((a - b).square().mean(-1).sqrt() / a.std(-1)).max()) for a, b in pairs)
+        works = off < (TOLERANCE_FLOAT32 if self.model.dtype == torch.float32 else TOLERANCE)
+        if not works:
             self.notes.append(f"{label} gave other logits (off by {off:.2g} of their spread)")
-        return off < TOLERANCE
+        return works
 
     def _attempt(self, label: str, function: Callable[[], Any]) -> Any:
         """What the function gives; None when it fails, and a note says why."""
         try:
             return function()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as fault:  # noqa: BLE001 (compilers raise their own)
+        except Exception as fault:  # compilers raise their own, and models of strange kinds
+            if memory.ran_out(fault):
+                raise
             self.notes.append(f"{label} failed: {_first_line(fault)}")
             return None
 
-    def _trial(self) -> list[torch.Tensor]:
-        """Logits of forwards with one row and with two; on CUDA with as many as attention calls few, too.
-
-        Of tokens well inside the vocabulary: those at its beginning may never have been trained, and what a
-        model makes of such a one depends on rounding alone.
-        """
-        logits, size = [], self.config.vocab_size
+    @torch.no_grad()
+    def _reference(self) -> list[torch.Tensor]:
+        """What transformers' own attention, masks and positions give where `_trial` looks."""
+        self.model.set_attn_implementation("eager")
+        found = []
         for width in self._tried():
-            rows = Rows([(size // 4 + i) % size for i in range(width)], (), 0, range(width))
-            shape = Shape(width, width, min(256, self.cache.capacity))
-            self.begin(rows, shape, Memo(self.cache.capacity), Sampling())
+            held, (tail, tree) = self._held(), self._branching(width)
+            paths = [[token for token, _ in tree[:-2]] + [token] for token, _ in tree[-2:]] or [[]]
+            ids = [torch.tensor([held + tail + path], device=self.device) for path in paths]
+            found.append(torch.stack([self.model(i, use_cache=False).logits[0, -1].float() for i in ids]))
+        return found
+
+    @torch.no_grad()
+    def _trial(self, sampling: Sampling = TRIED[0]) -> list[torch.Tensor]:
+        """Logits of two branches, in forwards of each number of rows, below tokens that lie anywhere in the cache."""
+        memo, span, found = Memo(self.cache.capacity), min(512, self.cache.capacity), []
+        for i, slot in enumerate(SLOTS):
+            rows = Rows(self._held()[i : i + 1], (), i, [slot])
+            self.fill(rows, Shape(1, 1, span), memo)
+            memo.commit(rows.tail, rows.slots)
+        for width in self._tried():
+            tail, tree = self._branching(width)
+            shape = Shape(width, width, span)
+            self.begin(Rows(tail, tree, len(SLOTS), memo.free(width)), shape, memo, sampling)
             self.answer(shape, width)
-            logits.append(self._logits[:width][-2:].clone())
-        return logits
+            found.append(self._logits[:width][-min(2, len(tree) or 1) :].clone())
+        return found
 
     def _tried(self) -> list[int]:
-        """Numbers of rows that different code serves."""
+        """Numbers of rows that different code serves; on CUDA as many as attention calls few, too."""
         if self.device.type != "cuda":
-            return [1, 2]
-        few = min(FEW * self.config.num_key_value_heads // self.config.num_attention_heads, self.cache.capacity)
-        return [1, 2, max(width for width in WIDTHS if width <= max(few, 2))]
+            return [1, 3]
+        group = self.config.num_attention_heads // attention.key_heads(self.config)
+        few = min(attention.FEW // group, self.cache.capacity - MOST_ROWS)
+        return [1, 2, max(width for width in WIDTHS if width <= max(few, 4))]
+
+    def _held(self) -> list[int]:
+        """Tokens that lie in the cache."""
+        return self._tokens(len(SLOTS), MOST_ROWS)
+
+    def _branching(self, width: int) -> tuple[list[int], list[Edge]]:
+        """A token, a chain below it, and two leaves, or fewer."""
+        tail, *nodes = self._tokens(width, 0)
+        parents = [*range(-1, width - 3), max(-1, width - 4)]
+        return [tail], list(zip(nodes, parents, strict=False))
+
+    def _tokens(self, count: int, first: int) -> list[int]:
+        """Well inside the vocabulary.
+
+        Those at its beginning may never have been trained, and what a model makes of such a one depends on rounding.
+        """
+        size = self.config.vocab_size
+        return [(size // 4 + first + i) % size for i in range(count)]
 
     def begin(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling) -> None:
         """Send the rows and begin to compute what `answer` tells: a GPU is left at work."""
@@ -171,17 +223,6 @@ class Forward:
         rows.pack(shape, memo, sampling, self._bytes)
         self._working = True
         self._play(shape, lambda: self._compute(shape))
-
-    def alone(self, rows: Rows, shape: Shape, memo: Memo, count: int = 20) -> float:
-        """Seconds of a greedy answer on the device, `count` of them back to back."""
-        self.begin(rows, shape, memo, Sampling())
-        self.answer(shape, 1)
-        begun = time.perf_counter()
-        for _ in range(count):
-            self._play(shape, lambda: self._compute(shape))
-            self._play((choose.greedy, shape.width, shape.kept), lambda: self._choose(choose.greedy, shape))
-        self._wait()
-        return (time.perf_counter() - begun) / count
 
     @torch.no_grad()
     def _compute(self, shape: Shape) -> None:

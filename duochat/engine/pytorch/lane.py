@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,7 @@ from duochat.engine.pytorch import loading, memory
 from duochat.engine.pytorch.attention import EXACT, NAME
 from duochat.engine.pytorch.forward import Forward
 from duochat.engine.pytorch.memo import Memo
-from duochat.engine.pytorch.rows import Rows
-from duochat.engine.pytorch.shapes import MOST_ROWS, Shape, Shapes
+from duochat.engine.pytorch.rows import MOST_ROWS, Rows, Shape, Shapes
 from duochat.engine.sampling import Sampling
 
 REPRODUCIBLE_WIDTH = 16
@@ -33,7 +33,7 @@ class TorchTarget(Target):
         self,
         model: torch.nn.Module,
         context_length: int,
-        compile: Sequence[str] = (),
+        compile: bool = False,
         graphs: bool = False,
         reproducible: bool = False,
         attention: str = NAME,
@@ -46,10 +46,11 @@ class TorchTarget(Target):
         self.eos = loading.end_tokens(model)
         self.vocabulary = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
+        fixed = loading.fix_rotations(model, context_length)
         self._forward = Forward(model, capacity, EXACT if reproducible else attention)
-        if compile:
-            self._forward.fuse()
         self._forward.settle(compile, graphs)
+        if fixed:
+            self._forward.notes.append(f"Positions ({fixed}) are those of texts of {context_length} tokens.")
         self._shapes = Shapes(capacity, self._forward.graphs, REPRODUCIBLE_WIDTH if reproducible else None)
         self.device: torch.device = self._forward.device
         self.shares_cores = self.device.type == "cpu"
@@ -143,18 +144,19 @@ class TorchTarget(Target):
         return shape
 
     def _rows(self, tail: Sequence[int], tree: Sequence[Edge]) -> Rows:
-        return Rows(tail, tree, len(self._memo.tokens), self._memo.free(len(tail) + len(tree)))
+        slots = self._memo.free(len(tail) + len(tree))
+        return Rows(tail, tree, len(self._memo.tokens), slots, self.context_length - 1)
 
     def _fit(self, rows: Rows) -> Shape:
         return self._shapes.fit(len(rows), len(rows.tree), max(self._memo.highest, max(rows.slots)))
 
-    def measure(self, widths: Sequence[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """Median seconds of a forward by rows, over `context` visible slots; widths beyond a full tree are left out.
+    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
+        """See `lanes.Target.measure`. They take turns, so that other work on the machine meets all of them alike.
 
-        They take turns, so that other work on the machine meets all of them alike. What the cache holds stays valid.
+        What the cache holds stays valid.
         """
         pretended = Memo(self._memo.capacity)
-        pretended.used = (1 << context) - 1
+        pretended.used = (1 << min(context, self.context_length)) - 1
         calls = {w: self._pretend(w, pretended) for w in widths if w <= self.most_nodes + 1}
         turns = [{w: self._seconds(call, pretended) for w, call in calls.items()} for _ in range(repeats + 1)]
         return {w: statistics.median(turn[w] for turn in turns[1:]) for w in calls}
@@ -168,19 +170,14 @@ class TorchTarget(Target):
 
     def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
         """Rows that leave no trace in the cache."""
-        rows = Rows([0] * width, (), memo.highest + 1, [memo.capacity] * width)
-        return rows, self._shapes.fit(width, min(width, self.most_nodes + 1) - 1, memo.highest + width)
-
-    def replay_seconds(self, width: int, context: int) -> float:
-        """Seconds of the device's part of a forward, many back to back: what a round costs without its host part."""
-        pretended = Memo(self._memo.capacity)
-        pretended.used = (1 << context) - 1
-        return self._forward.alone(*self._pretend(width, pretended), pretended)
+        rows = Rows([0] * width, (), 0, [memo.capacity] * width)
+        return rows, self._shapes.fit(width, width - 1, memo.highest + width)
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""
         model = self._forward.model
         return {
+            "target_backend": "torch",
             "target_device": loading.device_name(self._forward.device),
             "target_dtype": str(model.dtype).removeprefix("torch."),
             "target_weight_bytes": loading.weight_bytes(model),
@@ -191,6 +188,15 @@ class TorchTarget(Target):
             "target_notes": list(self._forward.notes),
             **self.facts,
         }
+
+    def close(self) -> None:
+        """See `lanes.Target.close`."""
+        del self._forward
+        gc.unfreeze()  # the engine freezes what it has loaded
+        gc.collect()
+        gc.freeze()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer
 
 from duochat import DuoChatError
-from duochat.engine.pytorch import few_rows, memory, skinny, widened
+from duochat.engine.pytorch import linear, memory
 from duochat.engine.pytorch.attention import NAME
-from duochat.engine.pytorch.joining import join
+from duochat.models.stand_in import recipe
 
 if TYPE_CHECKING:
     from duochat.engine.pytorch.lane import TorchTarget
-
-COMPILE = ("whole", "parts")  # in the order of trial; the first is the faster one
 
 
 def load(
@@ -25,7 +28,6 @@ def load(
     dtype: str = "auto",
     context_length: int = 4096,
     compile: bool = True,
-    quantize: str = "none",
     reproducible: bool = False,
     threads: int | str = "auto",
     prompt_threads: int = 0,
@@ -42,39 +44,47 @@ def load(
         torch.set_num_threads(threads)
     config = read_config(folder)
     length = min(context_length, longest(config))
-    need = memory.needed(config, kind)
-    plan = memory.plan(need, length, quantize, place)
-    try:
-        model = read(folder, place, kind, plan)
-        made = _assemble(target, model, length, compile, reproducible, plan)
-        made.prompt_threads = prompt_threads if place.type == "cpu" else 0
-        if shape := widened.like(folder):
-            made.facts["target"] = f"a small target with the shape of {shape} (cost-faithful)"
-        return made
-    except RuntimeError as fault:
-        if memory.ran_out(fault):
-            raise memory.too_small(need, plan.quantize, length, memory.free(place) or 0) from fault
-        raise
+    with usable(folder, config.model_type):
+        need = memory.Need.of(config, kind)
+        need.require(length, place)
+        end, told = tokenizer_end(folder), recipe(folder).get("told")
+        try:
+            made = _assemble(target, read(folder, place, kind), length, compile, reproducible)
+        except RuntimeError as fault:
+            if memory.ran_out(fault):
+                raise need.too_small(length, memory.free(place) or 0) from fault
+            raise
+    made.eos |= end
+    made.prompt_threads = prompt_threads if place.type == "cpu" else 0
+    made.facts |= {"target": told} if told else {}
+    return made
 
 
 def _assemble(
-    target: type[TorchTarget],
-    model: torch.nn.Module,
-    context_length: int,
-    compile: bool,
-    reproducible: bool,
-    plan: memory.Plan,
+    target: type[TorchTarget], model: torch.nn.Module, context_length: int, compile: bool, reproducible: bool
 ) -> TorchTarget:
-    """The lane with what is fast on the model's device. A model over several cards runs plainly."""
-    cuda = model.device.type == "cuda" and not plan.spread
-    products = "torch"
-    if compile and model.device.type == "cpu" and skinny.swap(model):
-        products = "skinny"
-    if compile and cuda and few_rows.swap(model):
-        products = "few rows"
-    made = target(model, context_length, COMPILE if compile and cuda else (), cuda, reproducible)
-    made.facts |= {"target_products": products, "target_quantize": plan.quantize, "target_notice": plan.note}
+    """The lane with what is fast on the model's device."""
+    cuda = model.device.type == "cuda"
+    products = linear.swap(model) if compile else "torch"
+    made = target(model, context_length, compile and cuda, cuda, reproducible)
+    made.facts["target_products"] = products
     return made
+
+
+@contextmanager
+def usable(folder: Path, kind: str = "") -> Iterator[None]:
+    """What a folder's content makes transformers and torch raise, as one sentence: they raise anything."""
+    try:
+        yield
+    except DuoChatError:
+        raise
+    except Exception as fault:
+        if memory.ran_out(fault):
+            raise
+        raise DuoChatError(
+            f"{folder} cannot be loaded as a causal language model{kind and f' of kind {kind}'} "
+            f"({_first_line(fault)}): choose another target."
+        ) from fault
 
 
 def read_config(folder: Path) -> Any:
@@ -83,62 +93,75 @@ def read_config(folder: Path) -> Any:
 
     if not (Path(folder) / "config.json").is_file():
         raise DuoChatError(f"{folder} holds no config.json: name a folder with a transformers model as the target.")
-    if widened.is_recipe(Path(folder)):
-        return widened.config(Path(folder))
-    try:
-        return AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as fault:
-        raise DuoChatError(f"{folder} cannot be loaded as a causal language model: {_first_line(fault)}") from fault
+    with usable(folder):
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype, plan: memory.Plan) -> torch.nn.Module:
-    """The model with our attention, ready for inference where it is to run."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # its bars write over ours and leave a semaphore behind
-    begin = torch.device("cpu") if plan.spread or plan.quantize != "none" else device
-    model = _weights(folder, begin, dtype, plan.spread)
-    if device.type == "cuda":
-        join(model)
-    if plan.quantize != "none":
-        _quantize(model, plan.quantize, device)
-    return (model if plan.spread else model.to(device)).eval().requires_grad_(False)
+def read(folder: Path, device: torch.device, dtype: torch.dtype, attention: str = NAME) -> torch.nn.Module:
+    """The model, ready for inference where it is to run; its layers joined when they are to run fast."""
+    if made := recipe(folder):  # by its maker, on the device
+        model = import_module(made["maker"]).build(folder, device, dtype, attention)
+    else:
+        model = _weights(folder, dtype, attention)
+    if device.type == "cuda" and attention == NAME:
+        linear.join(model, device)
+    return model.to(device).eval().requires_grad_(False)
 
 
-def _weights(folder: Path, device: torch.device, dtype: torch.dtype, spread: bool) -> torch.nn.Module:
+def _weights(folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
+    """The model as its files lie in memory; they are read when they are moved. Nothing may be missing or left over."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-    if widened.is_recipe(Path(folder)):
-        model = widened.build(Path(folder), device, dtype, NAME)
-        return _spread(model) if spread else model
-    try:
-        places = "auto" if spread else None
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, device_map=places)
-    except (OSError, ValueError, KeyError) as fault:
-        raise DuoChatError(f"{folder} cannot be loaded as a causal language model: {_first_line(fault)}") from fault
+    logging.disable_progress_bar()  # its bars write over ours and leave a semaphore behind
+    logging.set_verbosity_error()  # what its tables warn of is refused here
+    options = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention, **options)
+    if missing := sorted(told["missing_keys"]):
+        raise DuoChatError(f"{folder} lacks {missing[0]}: its weights are incomplete, fetch or copy them again.")
+    if other := sorted(told["mismatched_keys"], key=str):
+        name, there, wanted = other[0]
+        raise DuoChatError(
+            f"{name} in {folder} has the shape {tuple(there)} and config.json asks for {tuple(wanted)}: "
+            "fetch both again from one place."
+        )
+    modules = dict(model.named_modules())
+    if spare := [name for name in sorted(told["unexpected_keys"]) if name.rpartition(".")[0] in modules]:
+        raise DuoChatError(f"{folder} has {spare[0]}, of which its config.json knows nothing: choose another target.")
+    return model
 
 
-def _spread(model: torch.nn.Module) -> torch.nn.Module:
-    """The layers of a model in main memory over all cards."""
-    import accelerate
+@torch.no_grad()
+def fix_rotations(model: torch.nn.Module, context_length: int) -> str:
+    """Rotations that follow the longest position of a forward: as they are at the context's end, for good.
 
-    whole = model._no_split_modules
-    limits = accelerate.utils.get_balanced_memory(model, no_split_module_classes=whole)
-    places = accelerate.infer_auto_device_map(model, limits, no_split_module_classes=whole)
-    return accelerate.dispatch_model(model, places)
+    Keys stay in the cache, and a drafted row may lie beyond the answer's end. Returns their kind (LongRoPE, dynamic
+    NTK), "" for none. Raises DuoChatError where they still follow others.
+    """
+    found = ""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", "")
+        each = kinds if isinstance(kinds, dict) else {None: kinds}
+        if moving := [kind for kind in each.values() if kind == "longrope" or "dynamic" in kind]:
+            found = moving[0]
+            _fix(module, each, context_length - 1)
+            module.rope_type = dict.fromkeys(kinds, "default") if isinstance(kinds, dict) else "default"
+            if not _fix(module, each, context_length - 1):
+                raise DuoChatError(
+                    f"The target's {found} positions follow the longest: choose a smaller context_length."
+                )
+    return found
 
 
-def _quantize(model: torch.nn.Module, quantize: str, device: torch.device) -> None:
-    """Weight-only, layer by layer on the device, so that the whole never has to fit there unquantised."""
-    try:
-        from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
-    except ImportError as fault:
-        raise DuoChatError(f"quantize {quantize} needs the package torchao: pip install torchao.") from fault
-    if quantize == "4bit" and device.type != "cuda":
-        raise DuoChatError("quantize 4bit needs a CUDA device: choose 8bit or none.")
-    packing = {"int4_packing_format": "tile_packed_to_4d"}  # the kernels that come with torch
-    config = Int8WeightOnlyConfig() if quantize == "8bit" else Int4WeightOnlyConfig(group_size=64, **packing)
-    quantize_(model, config, device=device)
+def _fix(module: torch.nn.Module, layer_types: Iterable[str | None], last: int) -> bool:
+    """Turn the first and the last position; whether the first is turned as it is alone."""
+    ends = torch.tensor([[0, last]], device=next(module.buffers()).device)
+    states, same = torch.zeros(1, device=ends.device), True
+    for name in layer_types:
+        options = {"layer_type": name} if name else {}
+        alone, beside = (module(states, at, **options)[0][:, 0] for at in (ends[:, :1], ends))
+        same = same and torch.equal(alone, beside)
+    return same
 
 
 def pick_device(name: str) -> torch.device:
@@ -171,20 +194,25 @@ def end_tokens(model: torch.nn.Module) -> frozenset[int]:
     return frozenset(i for ids in found if ids is not None for i in ([ids] if isinstance(ids, int) else ids))
 
 
+def tokenizer_end(folder: Path) -> frozenset[int]:
+    """The id of the tokenizer's own end token; none when the folder names none."""
+    about, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    named = json.loads(about.read_text(encoding="utf-8")).get("eos_token") if about.is_file() else None
+    token = named.get("content") if isinstance(named, dict) else named
+    if not token or not tokens.is_file():
+        return frozenset()
+    end = Tokenizer.from_file(str(tokens)).token_to_id(token)
+    return frozenset() if end is None else frozenset([end])
+
+
 def longest(config: Any) -> int:
     """The context that a model was made for."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
 
 
 def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all weights as they are kept, shared ones once."""
-    return sum(_stored(parameter) for parameter in model.parameters())
-
-
-def _stored(tensor: torch.Tensor) -> int:
-    if hasattr(tensor, "__tensor_flatten__"):  # a quantised one, made of several
-        return sum(_stored(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])
-    return tensor.numel() * tensor.element_size()
+    """Bytes of all weights, shared ones once."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def device_name(device: torch.device) -> str:

@@ -75,10 +75,6 @@ class Memo:
         """A tree below the last committed token was written to `slots`; it lasts until the next `match`."""
         self._tree, self._tree_slots = tuple(tree), slots
 
-    def forget(self) -> None:
-        """Nothing in the cache is valid any more."""
-        self.__init__(self.capacity)
-
 
 def _bits(slots: Sequence[int]) -> int:
     """The number whose bits are these slots."""

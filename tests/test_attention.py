@@ -10,14 +10,14 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from duochat.engine.pytorch import TorchTarget, tree_attention
-from duochat.engine.pytorch.attention import NAME, SPLIT, attend, in_stretches
-from duochat.engine.pytorch.compiling import vary
-from duochat.engine.pytorch.tree_attention import TREE, Tiling, attend_few
+from duochat.engine.pytorch import TorchTarget, attention
+from duochat.engine.pytorch.attention import NAME, TREE, Tiling, attend, by_kernel
+from duochat.engine.pytorch.compiled import vary
 
 INTERPRETED = """
 import torch
-from duochat.engine.pytorch.tree_attention import Tiling, attend_few, mixed
+from duochat.engine.pytorch.attention import Tiling, by_kernel, mixed
+Tiling.of = classmethod(lambda cls, device: cls(132))
 torch.manual_seed(0)
 
 def check(rows, group, span, size, tiling):
@@ -34,7 +34,7 @@ def check(rows, group, span, size, tiling):
     scores = query.float() @ key.float().repeat_interleave(group, 1).transpose(-1, -2) * 0.2 + mask[:, :, :rows]
     wanted = scores.softmax(-1).nan_to_num(0) @ value.float().repeat_interleave(group, 1)
     wanted = wanted.transpose(1, 2)
-    got = mixed(query, key, value, mask, 0.2, tiling) if tiling else attend_few(None, query, key, value, mask, 0.2)[0]
+    got = mixed(query, key, value, mask, 0.2, tiling) if tiling else by_kernel(None, query, key, value, mask, 0.2)[0]
     assert got.shape == wanted.shape and got.is_contiguous() and got.dtype == torch.float16
     off = (got.float() - wanted).abs().max()
     assert off < 4e-3, (rows, group, span, size, tiling, off)
@@ -42,7 +42,7 @@ def check(rows, group, span, size, tiling):
 for span in (32, 256, 1536):
     for rows, group in ((1, 1), (3, 1), (16, 1), (33, 1), (64, 1), (1, 4), (3, 4), (16, 4)):
         check(rows, group, span, 32, None)
-for tiling in (Tiling(slots=16, programs=6), Tiling(slots=128, programs=2), Tiling(slots=64, programs=400)):
+for tiling in (Tiling(6, slots=16), Tiling(2, slots=128), Tiling(400)):
     for size in (16, 128, 256):
         check(5, 3, 480, size, tiling)
 """
@@ -71,7 +71,7 @@ def asked(monkeypatch):
         asked.append(inputs)
         return plain(*inputs)
 
-    monkeypatch.setattr(tree_attention, "mixed", mixed)
+    monkeypatch.setattr(attention, "mixed", mixed)
     return asked
 
 
@@ -93,8 +93,8 @@ def asked(monkeypatch):
 )
 def test_the_kernel_is_asked_for_few_rows_of_common_heads(asked, changes, options, taken):
     inputs = states(**changes)
-    got, _ = attend_few(None, *inputs, **options)
-    wanted, _ = in_stretches(None, *inputs, **options)
+    got, _ = by_kernel(None, *inputs, **options)
+    wanted, _ = attend(None, *inputs, **options)
     torch.testing.assert_close(got, wanted, atol=0.02, rtol=0.02)
     assert len(asked) == taken
     if taken:
@@ -105,7 +105,7 @@ def test_one_compilation_serves_all_numbers_of_rows_and_spans(asked):
     """Of few rows; a single row has code of its own."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda *inputs: attend_few(None, *inputs)[0].flatten(2), backend=counter, fullgraph=True)
+    compiled = torch.compile(lambda *inputs: by_kernel(None, *inputs)[0].flatten(2), backend=counter, fullgraph=True)
     for rows, span in ((1, 64), (1, 96), (2, 64), (5, 128), (16, 256), (32, 32), (1, 256)):
         inputs = states(rows, span=span)
         for tensor in inputs:
@@ -116,17 +116,17 @@ def test_one_compilation_serves_all_numbers_of_rows_and_spans(asked):
 
 
 def test_stretches_cover_the_span_and_keep_a_gpu_busy():
-    for tiling in (Tiling(), Tiling(slots=32, programs=264)):
+    for tiling in (Tiling(132), Tiling(264, slots=32)):
         for span in (32, 256, 480, 1536, 4096, 32768):
             for owners in (1, 8, 32, 40, 200):
                 length, count = tiling.stretch(span, owners)
                 assert length % tiling.slots == 0
                 assert (count - 1) * length < span <= count * length
-                assert count <= tree_attention.MOST
+                assert count <= attention.MOST
                 assert count == 1 or count * owners <= tiling.programs
-    assert Tiling().stretch(256, 32) == (64, 4)
-    assert Tiling().stretch(4096, 32) == (1024, 4)
-    assert Tiling().stretch(4096, 8) == (256, 16)
+    assert Tiling(132).stretch(256, 32) == (64, 4)
+    assert Tiling(132).stretch(4096, 32) == (1024, 4)
+    assert Tiling(132).stretch(4096, 8) == (256, 16)
 
 
 def target():
@@ -141,10 +141,10 @@ def taken(target):
 
 
 def test_on_a_cpu_nothing_changes(asked, monkeypatch):
-    monkeypatch.setattr(tree_attention, "kernel", lambda: None)
+    monkeypatch.setattr(attention, "kernel", lambda: None)
     made = target()
     assert taken(made) == NAME
-    assert made._forward._tried() == [1, 2]
+    assert made._forward._tried() == [1, 3]
     assert (asked, made._forward.notes) == ([], [])
 
 
@@ -159,22 +159,21 @@ def broken(*_):
     ("kernel", "name", "notes"),
     [
         (plain, TREE, []),
-        (broken, SPLIT, ["The attention kernel failed: no such layout"]),
-        (lambda *inputs: -plain(*inputs), SPLIT, ["The attention kernel gave other logits"]),
-        (None, SPLIT, []),  # no Triton
+        (broken, NAME, ["The attention kernel failed: no such layout"]),
+        (lambda *inputs: -plain(*inputs), NAME, ["The attention kernel gave other logits"]),
+        (None, NAME, []),  # no Triton
     ],
     ids=["works", "fails", "errs", "missing"],
 )
 def test_the_kernel_is_taken_where_it_works(monkeypatch, kernel, name, notes):
     made = target()
     if kernel:
-        monkeypatch.setattr(tree_attention, "kernel", lambda: None)
-        monkeypatch.setattr(tree_attention, "mixed", kernel)
+        monkeypatch.setattr(attention, "kernel", lambda: None)
+        monkeypatch.setattr(attention, "mixed", kernel)
     else:
-        monkeypatch.setattr(tree_attention, "kernel", tree_attention.kernel.__wrapped__)
+        monkeypatch.setattr(attention, "kernel", attention.kernel.__wrapped__)
         monkeypatch.setitem(sys.modules, "triton", None)
-    with torch.no_grad():
-        made._forward._take_attention(made._forward._trial())
+    made._forward.take_kernel()
     assert taken(made) == name
     assert [note[: len(start)] for note, start in zip(made._forward.notes, notes, strict=True)] == notes
 
@@ -186,7 +185,7 @@ def test_a_gpu_tries_as_many_rows_as_the_kernel_takes(monkeypatch):
     monkeypatch.setattr(forward.config, "num_key_value_heads", 1)
     assert forward._tried() == [1, 2, 32]
     monkeypatch.setattr(forward.config, "num_key_value_heads", 4)
-    monkeypatch.setattr(forward.cache, "capacity", 32)
+    monkeypatch.setattr(forward.cache, "capacity", 96)
     assert forward._tried() == [1, 2, 32]
 
 

@@ -9,8 +9,6 @@ size whose weights are not at hand.
 from __future__ import annotations
 
 import copy
-import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,61 +16,20 @@ import torch
 from torch import Tensor
 
 from duochat import DuoChatError
-
-RECIPE = "widen.json"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a Llama that decide what a forward costs."""
-
-    hidden: int
-    ffn: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head: int = 128
-
-
-LIKE = {
-    "llama-2-7b": Shape(4096, 11008, 32, 32, 32),
-    "llama-2-13b": Shape(5120, 13824, 40, 40, 40),
-    "qwen2.5-32b": Shape(5120, 27648, 64, 40, 8),
-}
-
-
-def is_recipe(folder: Path) -> bool:
-    return (folder / RECIPE).is_file()
-
-
-def like(folder: Path) -> str:
-    """What a widened target stands for, such as "llama-2-7b": its timings are of that size, its texts are not."""
-    return json.loads((folder / RECIPE).read_text())["like"] if is_recipe(folder) else ""
-
-
-def config(folder: Path) -> Any:
-    """The configuration of the widened model of a recipe's folder."""
-    from transformers import AutoConfig
-
-    recipe = _recipe(folder)
-    return _config(AutoConfig.from_pretrained(recipe["source"]), LIKE[recipe["like"]])
-
-
-def _recipe(folder: Path) -> dict[str, Any]:
-    recipe = json.loads((folder / RECIPE).read_text())
-    if not (Path(recipe["source"]) / "config.json").is_file():
-        raise DuoChatError(f"{recipe['source']}, which {folder} widens, is gone: run widen again.")
-    return recipe
+from duochat.distill.widen import LIKE, Shape
+from duochat.models.stand_in import recipe
 
 
 def build(folder: Path, device: torch.device, dtype: torch.dtype, attention: str) -> torch.nn.Module:
     """The widened model of a folder that `python -m duochat widen` wrote; its weights are made here, on the device."""
     from transformers import AutoModelForCausalLM
 
-    recipe = _recipe(folder)
-    source = Path(recipe["source"])
+    made = recipe(folder)
+    source = Path(made["source"])
+    if not (source / "config.json").is_file():
+        raise DuoChatError(f"{source}, which {folder} widens, is gone: run widen again.")
     small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=attention)
-    return widen(small, LIKE[recipe["like"]], device, dtype, recipe.get("seed", 0))
+    return widen(small, LIKE[made["like"]], device, dtype, made["seed"])
 
 
 @torch.no_grad()
@@ -80,24 +37,25 @@ def widen(
     small: torch.nn.Module, shape: Shape, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> torch.nn.Module:
     """A model of the larger shape with the function of `small` (a Llama). Raises DuoChatError when it cannot fit."""
-    config = _config(small.config, shape)
+    large_config = config(small.config, shape)
     with torch.device("meta"):
-        large = type(small)(config)
+        large = type(small)(large_config)
     large = large.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(seed)
     for parameter in large.parameters():
         parameter.normal_(0, 0.02, generator=generator)
     large.tie_weights()
-    large.model.rotary_emb = type(large.model.rotary_emb)(config).to(device)
+    large.model.rotary_emb = type(large.model.rotary_emb)(large_config).to(device)
     weights = {name: value.to(device) for name, value in small.state_dict().items()}
-    places = _Places(small.config, shape, device)
+    places = Places(small.config, shape, device)
     for name, parameter in large.named_parameters():
         places.fill(name, parameter, weights)
     large.generation_config = copy.deepcopy(small.generation_config)
     return large.eval().requires_grad_(False)
 
 
-def _config(small: Any, shape: Shape) -> Any:
+def config(small: Any, shape: Shape) -> Any:
+    """The configuration of a small one's widened model. Raises DuoChatError when the shape cannot hold it."""
     if small.model_type != "llama":
         raise DuoChatError(
             f"A target of the {small.model_type} family cannot be widened: give a Llama, such as SmolLM2."
@@ -107,12 +65,12 @@ def _config(small: Any, shape: Shape) -> Any:
     fits = small.hidden_size <= shape.hidden and small.intermediate_size <= shape.ffn
     if not fits or small.num_hidden_layers > shape.layers or times * small.head_dim != shape.head or not slots:
         raise DuoChatError("The target is larger than the shape to widen it to: choose a larger --like.")
-    config = copy.deepcopy(small)
-    config.hidden_size, config.intermediate_size = shape.hidden, shape.ffn
-    config.num_hidden_layers, config.num_attention_heads = shape.layers, shape.heads
-    config.num_key_value_heads, config.head_dim = shape.kv_heads, shape.head
-    config.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
-    return config
+    large = copy.deepcopy(small)
+    large.hidden_size, large.intermediate_size = shape.hidden, shape.ffn
+    large.num_hidden_layers, large.num_attention_heads = shape.layers, shape.heads
+    large.num_key_value_heads, large.head_dim = shape.kv_heads, shape.head
+    large.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
+    return large
 
 
 def _kv_slots(small: Any, shape: Shape) -> list[tuple[int, int, list[int]]]:
@@ -127,7 +85,7 @@ def _kv_slots(small: Any, shape: Shape) -> list[tuple[int, int, list[int]]]:
     return found if len(found) <= shape.kv_heads else []
 
 
-class _Places:
+class Places:
     """Where each weight of the small model goes in the large one."""
 
     def __init__(self, small: Any, shape: Shape, device: torch.device) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from duochat.engine import kernels
-from duochat.engine.pytorch.skinny import SkinnyLinear, build, swap
+from duochat.engine.pytorch.linear import SkinnyLinear, skinny, swap
 
 torch.set_num_threads(1)
 needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="no C compile
 @pytest.mark.parametrize("bias", [False, True])
 def test_equals_torch(outputs, inputs, bias, threads):
     linear = torch.nn.Linear(inputs, outputs, bias=bias)
-    packed = SkinnyLinear(linear, build())
+    packed = SkinnyLinear(linear, skinny())
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
@@ -39,7 +39,7 @@ def test_swap_takes_float32_layers_only():
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4).bfloat16(), Special(4, 4))
     kept = copy.deepcopy(model)
-    assert swap(model)
+    assert swap(model) == "skinny"
     assert [type(m).__name__ for m in model] == ["SkinnyLinear", "Linear", "Special"]
     assert torch.allclose(model[0](torch.eye(4)), kept[0](torch.eye(4)), atol=1e-6)
 
@@ -47,10 +47,10 @@ def test_swap_takes_float32_layers_only():
 def test_without_a_compiler_the_model_stays(monkeypatch, tmp_path):
     monkeypatch.setattr(kernels.platformdirs, "user_cache_dir", lambda _: str(tmp_path))
     monkeypatch.setenv("CC", "false")
-    build.cache_clear()
+    skinny.cache_clear()
     kernels.library.cache_clear()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    assert not swap(model)
+    assert swap(model) == "torch"
     assert type(model[0]) is torch.nn.Linear
-    build.cache_clear()
+    skinny.cache_clear()
     kernels.library.cache_clear()

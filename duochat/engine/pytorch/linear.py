@@ -1,0 +1,152 @@
+"""The model's linear layers made ready for few rows: a decode step multiplies a handful of rows with every weight, and
+takes as long as reading the weights.
+
+On a CUDA device layers that read the same input are joined, and `few_rows` multiplies where it is faster. On a CPU
+`skinny.c` does, built once by the system's C compiler. BLAS libraries are built for square products: on one AVX2 core
+8 rows cost them 2.5 times as much as 1 row, this kernel 1.3 times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from duochat.engine import kernels
+from duochat.engine.pytorch import few_rows
+
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # in the order in which their owners call them
+SOURCE = Path(__file__).with_name("skinny.c")
+PANEL = 8  # as in the source
+
+
+def swap(model: torch.nn.Module) -> str:
+    """Replace the model's linear layers in place where a kernel is faster; says which products it has then.
+
+    Of 16 bits on a CUDA device: float32 would be rounded by the tensor cores, and promises more.
+    """
+    device = next(model.parameters()).device.type
+    if device == "cuda" and few_rows.swap(_linears(model, torch.bfloat16, torch.float16)):
+        return "few rows"
+    return "skinny" if device == "cpu" and pack(model) else "torch"
+
+
+def _linears(model: torch.nn.Module, *types: torch.dtype) -> Iterator[few_rows.Place]:
+    """The plain layers with weights of these types."""
+    for owner in list(model.modules()):
+        for name, child in list(owner.named_children()):
+            plain = type(child) is torch.nn.Linear and type(child.weight) is torch.nn.Parameter
+            if plain and child.weight.dtype in types:
+                yield owner, name, child
+
+
+class Joint:
+    """The product of a group, from the call of its first member to the call of its last."""
+
+    def __init__(self, linear: torch.nn.Linear, sizes: list[int]) -> None:
+        self.linear, self.sizes = linear, sizes
+        self.parts: tuple[torch.Tensor, ...] | None = None
+
+
+class First(torch.nn.Module):
+    """Multiplies for the whole group and keeps the other parts for them."""
+
+    def __init__(self, joint: Joint) -> None:
+        super().__init__()
+        self.linear, self.joint = joint.linear, joint
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        part, *self.joint.parts = self.linear(rows).split(self.joint.sizes, -1)
+        return part
+
+
+class Other(torch.nn.Module):
+    """Hands out its part; the last of the group leaves nothing behind."""
+
+    def __init__(self, joint: Joint, index: int) -> None:
+        super().__init__()
+        self.joint, self.index = joint, index
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        part = self.joint.parts[self.index]
+        if self.index == len(self.joint.sizes) - 2:
+            self.joint.parts = None
+        return part
+
+
+def join(model: torch.nn.Module, device: torch.device | None = None) -> int:
+    """Join the known groups of a model in place, group by group on the device; returns how many."""
+    owners = [(owner, names) for owner in list(model.modules()) for names in GROUPS if _all_linear(owner, names)]
+    for owner, names in owners:
+        _join(owner, names, device)
+    return len(owners)
+
+
+def _all_linear(owner: torch.nn.Module, names: Iterable[str]) -> bool:
+    members = [getattr(owner, name, None) for name in names]
+    alike = {type(m) for m in members} == {torch.nn.Linear} and len({m.bias is None for m in members}) == 1
+    return alike and len({(m.weight.dtype, m.weight.device) for m in members}) == 1
+
+
+def _join(owner: torch.nn.Module, names: tuple[str, ...], device: torch.device | None) -> None:
+    members = [getattr(owner, name) for name in names]
+    sizes = [m.out_features for m in members]
+    linear = torch.nn.Linear(members[0].in_features, sum(sizes), bias=members[0].bias is not None, device="meta")
+    for kind, _ in linear.named_parameters():
+        whole = torch.cat([getattr(m, kind).data.to(device) for m in members])
+        setattr(linear, kind, torch.nn.Parameter(whole, requires_grad=False))
+    joint = Joint(linear, sizes)
+    setattr(owner, names[0], First(joint))
+    for index, name in enumerate(names[1:]):
+        setattr(owner, name, Other(joint, index))
+
+
+class SkinnyLinear(torch.nn.Module):
+    """A float32 `nn.Linear` whose weight is packed for the kernel."""
+
+    def __init__(self, linear: torch.nn.Linear, kernel: Callable[..., None]) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self.packed = torch.nn.Parameter(_panels(linear.weight.data), requires_grad=False)
+        self.bias = linear.bias
+        self._kernel = kernel
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows: (..., in_features) to (..., out_features)."""
+        rows = rows.contiguous()
+        out = rows.new_empty(*rows.shape[:-1], self.out_features)
+        count = rows.numel() // self.in_features
+        sizes = (count, self.in_features, self.out_features, torch.get_num_threads())
+        self._kernel(self.packed.data_ptr(), rows.data_ptr(), out.data_ptr(), *sizes)
+        return out if self.bias is None else out.add_(self.bias)
+
+
+def pack(model: torch.nn.Module) -> bool:
+    """Replace the model's float32 linear layers in place; False when no kernel can be built here."""
+    kernel = skinny()
+    if kernel is None:
+        return False
+    for owner, name, child in _linears(model, torch.float32):
+        setattr(owner, name, SkinnyLinear(child, kernel))
+    return True
+
+
+@cache
+def skinny() -> Callable[..., None] | None:
+    """The kernel; None without a compiler that can."""
+    made = kernels.library(SOURCE, threading=True, beside=torch.__version__)
+    if made is None:
+        return None
+    made.skinny.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int] * 4
+    made.skinny.restype = None
+    return made.skinny
+
+
+def _panels(weight: torch.Tensor) -> torch.Tensor:
+    """(outputs, inputs) to (panels, inputs, PANEL), the last panel filled with zeros."""
+    spare = -weight.shape[0] % PANEL
+    weight = torch.nn.functional.pad(weight, (0, 0, 0, spare))
+    return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()

@@ -83,16 +83,6 @@ def best(name: str, case: Case, most: int) -> tuple[int, float]:
     return max(rates.items(), key=lambda item: item[1])
 
 
-def table_row(c: float, alpha: float, hits: float = 0.8) -> dict[str, float]:
-    """The schedules at their best: the paper's at γ* = 1/c, prefetch up to γ*, in turns at any γ."""
-    case = Case(c, alpha, gamma=1 / c, hits=hits)
-    return {
-        "chain": chain(case),
-        "sequential": best("sequential", case, 64)[1],
-        "prefetch": best("prefetch", case, max(1, int(1 / c)))[1],
-    }
-
-
 def what_if(case: Case) -> dict[str, Any]:
     """For the panel: speedups at this γ, each schedule's best γ, curves over γ, and γ* = 1/c."""
     budgets = list(range(1, FURTHEST + 1))

@@ -156,6 +156,8 @@ def _status(answer: Answer) -> int:
     if answer.finish == "error":
         terminal.report(answer.error or "The engine stopped without an answer: try again.")
         return terminal.BAD_INPUT
+    if answer.finish == "cancelled" and not answer.rounds:
+        terminal.report("Stopped.")
     return terminal.INTERRUPTED if answer.finish == "cancelled" else 0
 
 

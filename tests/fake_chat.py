@@ -40,18 +40,20 @@ def byte_tokenizer(template=CHATML):
 class SayingEngine:
     """Answers with the given token ids, `width` of them a round, `rate` tokens a second (0: at once).
 
-    Each round also drafts and loses one token, `drafted`.
+    Each round also drafts and loses one token, `drafted`. echoes: it says what it was asked instead.
     """
 
-    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65, prefill_s=0):
+    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65, prefill_s=0, echoes=False):
         self.says, self.width, self.rate, self.drafted = list(says), width, rate, drafted
-        self.prefill_s = prefill_s
+        self.prefill_s, self.echoes = prefill_s, echoes
         self.eos, self.context_length = frozenset(eos), context_length
         self.asked = []
         self.calibrated = 0
 
     def decode(self, context, request, cancelled, progress):
         self.asked.append((list(context), request))
+        if self.echoes:
+            self.says = byte_tokenizer().encode(f"{byte_tokenizer().decode(context)} {request}")
         self._read(len(context), cancelled, progress)
         stop = StopRule(request, self, len(context))
         began, says, emitted = time.monotonic(), iter(self.says), 0
@@ -114,6 +116,11 @@ def prepare_fake(settings, progress):
     if settings.fault == "check refuses":
         raise DuoChatError("The fake target is no model: choose another.")
     return partial(_load_fake, settings, progress)
+
+
+def prepare_command(settings, progress, alone=True, fake=FakeSettings()):
+    """The `prepare` of a command under test; `fake` says how its engine behaves."""
+    return prepare_fake(fake, progress)
 
 
 def _load_fake(settings, progress):

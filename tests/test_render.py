@@ -193,12 +193,6 @@ def test_a_speedup_that_reads_as_one_is_not_below_it():
     assert drawn(*paced(40, plain=0.0249))["gauges"]["speedup"] == 1.0
 
 
-def test_the_age_of_the_baseline_is_told():
-    g = drawn(*paced(40, plain=0.05, plain_at=-3.0))["gauges"]
-    assert g["plain_age"] == pytest.approx(5.0)
-    assert drawn(*paced(40))["gauges"]["plain_age"] is None
-
-
 def test_recent_shares_count_only_what_ran_in_the_window():
     first = a_round(index=0, ended=1.0)
     second = a_round(started=1.1, ended=2.0, tokens=(1, 2), batches=(Batch(0.9, 1.5, 1),), drafted=(draft(0, -1, 10),))

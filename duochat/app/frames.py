@@ -87,7 +87,6 @@ def gauges_of(answer: Answer, load: Mapping[str, float]) -> dict[str, Any]:
         "cpu_busy": 1 - now.idle(now.cpu_busy) if alive else None,
         "gpu_busy": 1 - now.idle(now.gpu_busy) if alive else None,
         "plain_rate": 1 / stats.plain if stats.plain else None,
-        "plain_age": stats.last_token_at - stats.plain_at if stats.plain else None,
     }  # fmt: skip
     return {k: _short(v) for k, v in gauges.items()} | {"speedup": stats.speedup and round(stats.speedup, 2)}
 

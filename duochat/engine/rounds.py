@@ -64,8 +64,6 @@ class Round:
     speculation: str = "on"  # "on", "off" (nothing will be drafted), "warming" or "paused"
     reason: str = ""  # a sentence's part: why speculation is not on; "" where there is nothing to say
     finish: str | None = None  # "stop", "length", "cancelled" or "error" on the last round
-    plain: float = 0.0  # seconds of a plain forward of about now and of this context length; 0 = not known
-    plain_at: float = 0.0  # when that was last measured, on this request's clock (before it: below 0)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -115,8 +113,7 @@ class Stats:
     compared: int = 0  # rounds of speculation whose plain forward is known
     compared_s: float = 0.0  # what they took
     compared_plain_s: float = 0.0  # what plain decoding would have taken for their tokens
-    plain: float = 0.0  # the last such forward, and when it was measured
-    plain_at: float = 0.0
+    plain: float = 0.0  # seconds of such a forward, by the last rounds
     budgets: list[float] = field(default_factory=list)
 
     def add(self, r: Round) -> Stats:
@@ -152,7 +149,7 @@ class Stats:
             self.compared += 1
             self.compared_s += r.ended - self.last_token_at
             self.compared_plain_s += len(r.tokens) * r.plain
-            self.plain, self.plain_at = r.plain, r.plain_at
+            self.plain = r.plain
 
     @property
     def tested(self) -> int:

@@ -19,7 +19,7 @@ from duochat import DuoChatError
 from duochat.app import hardware
 from duochat.app.frames import ASSETS, frame
 from duochat.app.jobs import Job, Jobs
-from duochat.app.prediction import FORMULAS, case_from, what_if
+from duochat.app.prediction import case_from, what_if
 from duochat.chat.answer import Answer, Engine, Token
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
@@ -46,8 +46,8 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
         "device": _device(recording.hardware), "options": asdict(recording.options),
         "frame": frame(recording.answer, recording.options), "rounds": explain_all(recording), "costs": costs,
         "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
-        "questions": questions(recording, costs), "formulas": FORMULAS,
-        **{k: words()[k] for k in ("chapters", "colours", "glossary")},
+        "questions": questions(recording, costs),
+        **{k: words()[k] for k in ("chapters", "colours", "glossary", "formulas")},
     }  # fmt: skip
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
+
+import yaml
 
 from duochat import DuoChatError, __version__
 from duochat.app.frames import ASSETS, frame, page_assets
@@ -28,46 +31,10 @@ WARM_UP = "Say hello."
 MOST_TOKENS = 512
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A ready prompt, and what to expect of it."""
-
-    name: str
-    prompt: str
-    expect: str  # "well" or "badly": how speculation does on it
-    why: str
-    temperature: float = 0.0
-    max_tokens: int = 128
-
-
-READY = (
-    Ready(
-        "A known formula",
-        "State the quadratic formula, then solve 2x² − 3x − 2 = 0 with it step by step.",
-        "well",
-        "Known phrases and short steps: the draft knows them as well as the target does.",
-    ),
-    Ready(
-        "Code",
-        "Write a Python function that returns the n-th Fibonacci number with a loop, and a short test of it.",
-        "well",
-        "Code repeats its own names and follows strict rules.",
-    ),
-    Ready(
-        "Copying",
-        "Repeat this text exactly, three times:\n\nThe draft model writes ahead on the processor while the target "
-        "model checks its words on the graphics card, so that neither has to wait for the other.",
-        "well",
-        "What is copied stands in the prompt: both models, and the n-gram lookup, find it there.",
-    ),
-    Ready(
-        "A wild story",
-        "Tell a surprising story about a lighthouse keeper who collects forgotten dreams.",
-        "badly",
-        "At high temperature the target often takes an unlikely word, which no draft can foresee.",
-        1.2,
-    ),
-)
+@lru_cache(maxsize=1)
+def ready() -> list[dict[str, Any]]:
+    """The ready prompts, and what to expect of each."""
+    return yaml.safe_load((ASSETS / "page" / "race.yaml").read_text("utf-8"))
 
 
 def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
@@ -166,7 +133,7 @@ class Races:
 
     def prepare(self, _action: dict[str, Any]) -> dict[str, Any]:
         """The ready prompts and the decoders to choose from."""
-        return {"ready": [asdict(r) for r in READY], "decoders": DECODERS}
+        return {"ready": ready(), "decoders": DECODERS}
 
     def start(self, action: dict[str, Any]) -> dict[str, Any]:
         """action: {prompt, left, right, temperature, seed, max_tokens}; returns {ticket}. Raises DuoChatError."""

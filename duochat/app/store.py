@@ -39,7 +39,7 @@ SELECT m.id FROM below JOIN messages m USING (id) ORDER BY m.viewed DESC, m.id D
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """version grows with every change that another tab may not have seen; hand it back to be warned of one."""
+    """leaf: the last message on view. version: grows with every change."""
 
     id: str
     title: str
@@ -98,43 +98,36 @@ class Store:
             id = self._insert_conversation(title, settings or {}, time.time(), time.time())
             return self.require(id)
 
-    def rename(self, conversation: str, title: str, version: int | None = None) -> Conversation:
-        return self._change(conversation, version, title=_title(title))
+    def rename(self, conversation: str, title: str) -> Conversation:
+        return self._change(conversation, title=_title(title))
 
-    def configure(self, conversation: str, settings: dict[str, Any], version: int | None = None) -> Conversation:
+    def configure(self, conversation: str, settings: dict[str, Any]) -> Conversation:
         """Remember the settings that it was last used with."""
-        return self._change(conversation, version, settings=json.dumps(settings))
+        return self._change(conversation, settings=json.dumps(settings))
 
-    def delete(self, conversation: str, version: int | None = None) -> None:
+    def delete(self, conversation: str) -> None:
         """Into the trash, from which `restore` takes it back within TRASH_DAYS."""
-        self._change(conversation, version, deleted=time.time())
+        self._change(conversation, deleted=time.time())
 
     def restore(self, conversation: str) -> Conversation:
         with self._db.writing():
             self._db.execute("UPDATE conversations SET deleted = NULL WHERE id = ?", conversation)
             return self.require(conversation)
 
-    def _change(self, conversation: str, version: int | None, **values: Any) -> Conversation:
-        """Set columns. Raises DuoChatError when it is gone, or not of the given version any more."""
+    def _change(self, conversation: str, **values: Any) -> Conversation:
+        """Set columns. Raises DuoChatError when it is gone."""
         with self._db.writing():
-            before = self.require(conversation, version)
+            before = self.require(conversation)
             columns = ", ".join(f"{column} = ?" for column in values)
-            self._db.execute(
-                f"UPDATE conversations SET {columns}, version = version + 1 WHERE id = ?",
-                *values.values(),
-                conversation,
-            )
+            change = f"UPDATE conversations SET {columns}, version = version + 1 WHERE id = ?"
+            self._db.execute(change, *values.values(), conversation)
             return before if "deleted" in values else self.require(conversation)
 
-    def require(self, conversation: str, version: int | None = None) -> Conversation:
-        """Raises DuoChatError when it is gone, or not of the given version any more."""
+    def require(self, conversation: str) -> Conversation:
+        """Raises DuoChatError when it is gone."""
         found = self.get(conversation)
         if found is None:
             raise DuoChatError(GONE)
-        if version is not None and version != found.version:
-            raise DuoChatError(
-                "This conversation was changed in another tab: look at it again, then repeat your change."
-            )
         return found
 
     # ------------------------------------------------------------------ messages
@@ -152,21 +145,15 @@ class Store:
         return [_message(row, versions[row[1]]) for row in self._db.read(PATH, (found.leaf,))]
 
     def add(
-        self,
-        conversation: str,
-        parent: int | None,
-        role: str,
-        content: str,
-        meta: dict[str, Any] | None = None,
+        self, conversation: str, parent: int | None, role: str, content: str, meta: dict[str, Any] | None = None,
         steps: Iterable[Step] = (),
-        version: int | None = None,
-    ) -> Message:
+    ) -> Message:  # fmt: skip
         """A new message after `parent` (None: a first one), which comes on view. Beside others it is a new branch."""
         if role not in ROLES:
             raise DuoChatError(f"A message has the role {role!r}: give {', '.join(ROLES)}.")
         trace = traces.pack(steps)
         with self._db.writing():
-            self.require(conversation, version)
+            self.require(conversation)
             self._belongs(conversation, parent)
             id = self._insert_message(conversation, parent, role, content, meta or {}, time.time(), trace)
             self._show(conversation, id)
@@ -206,18 +193,18 @@ class Store:
         rows = self._db.read("SELECT steps FROM traces WHERE message = ?", (message,))
         return rows[0][0] if rows else b""
 
-    def select(self, conversation: str, message: int, version: int | None = None) -> None:
+    def select(self, conversation: str, message: int) -> None:
         """Show this version of a message, and below it what was last on view there."""
         with self._db.writing():
-            self.require(conversation, version)
+            self.require(conversation)
             self._belongs(conversation, message)
             (leaf,) = self._db.execute(LAST_VIEWED_BELOW, message).fetchone()
             self._show(conversation, leaf)
 
-    def settle(self, conversation: str, leaf: int | None, version: int | None = None) -> None:
+    def settle(self, conversation: str, leaf: int | None) -> None:
         """End the view at this message (None: at nothing). What follows it stays as a branch."""
         with self._db.writing():
-            self.require(conversation, version)
+            self.require(conversation)
             self._belongs(conversation, leaf)
             self._show(conversation, leaf)
 
@@ -233,35 +220,17 @@ class Store:
 
     def _insert_conversation(self, title: str, settings: dict[str, Any], created: float, updated: float) -> str:
         id = secrets.token_hex(8)
-        self._db.execute(
-            "INSERT INTO conversations (id, title, created, updated, settings) VALUES (?, ?, ?, ?, ?)",
-            id,
-            _title(title),
-            created,
-            updated,
-            json.dumps(settings),
-        )
+        insert = "INSERT INTO conversations (id, title, created, updated, settings) VALUES (?, ?, ?, ?, ?)"
+        self._db.execute(insert, id, _title(title), created, updated, json.dumps(settings))
         return id
 
     def _insert_message(
-        self,
-        conversation: str,
-        parent: int | None,
-        role: str,
-        content: str,
-        meta: dict[str, Any],
-        created: float,
+        self, conversation: str, parent: int | None, role: str, content: str, meta: dict[str, Any], created: float,
         trace: bytes,
-    ) -> int:
-        id = self._db.execute(
-            "INSERT INTO messages (conversation, parent, role, content, meta, created) VALUES (?, ?, ?, ?, ?, ?)",
-            conversation,
-            parent,
-            role,
-            _storable(content),
-            json.dumps(meta),
-            created,
-        ).lastrowid
+    ) -> int:  # fmt: skip
+        insert = "INSERT INTO messages (conversation, parent, role, content, meta, created) VALUES (?, ?, ?, ?, ?, ?)"
+        row = (conversation, parent, role, _storable(content), json.dumps(meta), created)
+        id = self._db.execute(insert, *row).lastrowid
         if trace:
             self._db.execute("INSERT INTO traces VALUES (?, ?)", id, trace)
         return int(id or 0)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from duochat.chat.text import Messages
 
 BEAT = 1.0  # seconds of silence after which the child says that it lives
+GATHER = 1 / 60  # seconds between two messages: the rounds of a fast engine go together, nobody reads faster
 
 
 def serve(connection: Connection, settings: Any, prepare: Prepare) -> None:
@@ -45,7 +46,7 @@ class Server:
     """The main thread works, one thread listens, one speaks.
 
     Told: ("load", 0) after which the models are loaded, ("reply", number, messages, options), ("calibrate", number),
-    ("cancel", number). Says: ("loading", progress), ("checked",), ("ready", hardware), ("failed", sentence),
+    ("cancel", number). Says lists of: ("loading", progress), ("checked",), ("ready", hardware), ("failed", sentence),
     ("beat", seconds without progress), ("step", number, Step), ("end", number, None), ("error", number, sentence).
     """
 
@@ -64,15 +65,18 @@ class Server:
         """Send what is said; in silence, say that the process lives, and for how long a reply has given no sign."""
         while True:
             try:
-                words = self._outbox.get(timeout=BEAT)
+                said = [self._outbox.get(timeout=BEAT)]
             except Empty:
-                words = ("beat", monotonic() - self._sign_of_life if self._replying else 0.0)
-            if words is None:
-                return
+                said = [("beat", monotonic() - self._sign_of_life if self._replying else 0.0)]
+            while not self._outbox.empty():
+                said.append(self._outbox.get())
             try:
-                self._connection.send(words)
+                self._connection.send([words for words in said if words])
             except OSError:
                 os._exit(1)
+            if None in said:
+                return
+            sleep(GATHER)
 
     def _listen(self) -> None:
         """Take jobs and cancellations. The end of the pipe is the end of the parent: leave no orphan."""

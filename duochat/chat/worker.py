@@ -119,14 +119,16 @@ class _Child:
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                self._hear(*self._connection.recv())
+                said = self._connection.recv()
+                self._heard = monotonic()
+                for words in said:
+                    self._hear(*words)
         self._bury()
 
     def _hear(self, kind: str, *rest: Any) -> None:
-        self._heard = monotonic()
         job = self.job
         if kind == "beat":
-            self._heard -= rest[0]
+            self._heard = monotonic() - rest[0]
         elif kind == "loading":
             self.loading = rest[0]
         elif kind == "checked":

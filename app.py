@@ -59,7 +59,8 @@ def show_loading(worker: Worker) -> None:
     bar = terminal.Bar()
     try:
         for step in worker.loading():
-            bar(step.notice, *step.progress)
+            if step.notice:
+                bar(step.notice, *step.progress)
     except DuoChatError as fault:
         terminal.report(str(fault))
     finally:

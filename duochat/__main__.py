@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any
 from duochat import DuoChatError, config, terminal
 
 if TYPE_CHECKING:
-    from duochat.chat.chat import Chat, Options, Step
+    from duochat.chat.answer import Answer, Step
+    from duochat.chat.chat import Chat, Options
     from duochat.config import Settings
-    from duochat.engine.rounds import Round
 
 SAMPLING = ("decoder", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "draft_budget", "system")
 
@@ -88,43 +88,85 @@ def _chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chat(args: argparse.Namespace) -> int:
     """Answer one prompt, streaming its text, or as one JSON object."""
+    from duochat.chat import loading, worker  # the engine starts before the rest of the chat is imported
+
     settings = _settings(args, *SAMPLING)
     with ExitStack() as stack:
         trace = stack.enter_context(_writable(args.trace)) if args.trace else None
-        _refuse_unfit(settings)
-        talk, options = _load_chat(settings)
-        if options.decoder != "autoregressive" and (fault := talk.engine.describe().get("draft_fault")):
-            raise DuoChatError(fault)
-        answer = Answer(stream=None if args.json else sys.stdout, trace=trace)
-        with terminal.stop_on_interrupt() as stopped:
-            for step in talk.reply([{"role": "user", "content": args.prompt}], options, stopped):
-                answer.add(step)
-    if args.json:
-        print(json.dumps(answer.to_dict(options, talk.engine.describe())))
-    else:
-        print(f"\n{answer.summary()}", file=sys.stderr)
-    return answer.status()
+        prepare = partial(loading.prepare, alone=settings.decoder == "autoregressive")
+        engine = stack.enter_context(closing(worker.Worker(settings, prepare)))
+        from duochat.chat.answer import Answer
+        from duochat.chat.chat import Options
+
+        options, answer = Options.of(settings), Answer()
+        stopped = stack.enter_context(terminal.stop_on_interrupt())
+        show = _Shown(None if args.json else sys.stdout, trace)
+        for step in engine.reply([{"role": "user", "content": args.prompt}], options, stopped):
+            show(answer.add(step))
+        if args.json and answer.rounds:
+            print(json.dumps(_summary_of(answer, options, engine.status()["hardware"])))
+        elif answer.rounds:
+            print(f"\n{_summary(answer)}", file=sys.stderr)
+    return _status(answer)
 
 
-def _refuse_unfit(settings: Settings) -> None:
-    """Raises DuoChatError on a pair that cannot work, before seconds are spent on loading it."""
-    from duochat import models
+@dataclass(slots=True)
+class _Shown:
+    """Steps as they come: text, notices, what is being loaded, and the trace."""
 
-    bar = terminal.Bar()
-    target = models.fetch(settings.target, bar)
-    models.require_target(target)
-    if settings.decoder != "autoregressive":
-        models.require_pair(target, models.fetch(settings.draft, bar))
-    bar.close()
+    stream: IO[str] | None
+    trace: IO[str] | None
+    bar: terminal.Bar = field(default_factory=terminal.Bar)
+
+    def __call__(self, step: Step) -> None:
+        if step.phase == "loading" and step.notice:
+            return self.bar(step.notice, *(step.progress or (0, 0)))
+        self.bar.close()
+        if step.notice:
+            terminal.report(step.notice)
+        if self.stream:
+            print(step.text, end="", file=self.stream, flush=True)
+        if self.trace and step.round:
+            self.trace.write(step.round.to_json() + "\n")
 
 
-def _load_chat(settings: Settings) -> tuple[Chat, Options]:
-    from duochat.chat.chat import Options
-    from duochat.chat.worker import load_chat
+def _summary_of(answer: Answer, options: Options, hardware: dict[str, Any]) -> dict[str, Any]:
+    """The object of `chat --json`."""
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish,
+        "decoder": options.decoder,
+        "seed": options.seed,
+        "stats": answer.stats.to_dict(),
+        "hardware": hardware,
+    }
+
+
+def _summary(answer: Answer) -> str:
+    s = answer.stats
+    return (
+        f"{s.completion_tokens} tokens, {s.tokens_per_s:.1f} tokens/s, first after {s.first_token_at or 0:.2f} s, "
+        f"α {s.acceptance_rate:.2f}, τ {s.mean_accepted_length:.2f}"
+    )
+
+
+def _status(answer: Answer) -> int:
+    """The exit status; says what went wrong."""
+    if answer.finish == "error":
+        terminal.report(answer.error or "The engine stopped without an answer: try again.")
+        return terminal.BAD_INPUT
+    if answer.finish == "cancelled" and not answer.rounds:
+        terminal.report("Stopped.")
+    return terminal.INTERRUPTED if answer.finish == "cancelled" else 0
+
+
+def _load_chat(settings: Settings) -> Chat:
+    from duochat.chat.loading import load_chat
 
     bar = terminal.Bar()
     try:
-        return load_chat(settings, bar), Options.of(settings)
+        return load_chat(settings, bar)
     finally:
         bar.close()
 
@@ -137,64 +179,6 @@ def _writable(path: str) -> Iterator[IO[str]]:
         raise DuoChatError(f"{path} cannot be written ({fault.strerror}): give another file.") from None
     with out:
         yield out
-
-
-@dataclass(slots=True)
-class Answer:
-    """An answer as its steps arrive: streamed, traced and summed up."""
-
-    stream: IO[str] | None = None
-    trace: IO[str] | None = None
-    text: str = ""
-    prompt_tokens: int = 0
-    finish: str = "error"
-    error: str = ""
-    rounds: list[Round] = field(default_factory=list)
-
-    def add(self, step: Step) -> None:
-        self.text += step.text
-        self.prompt_tokens = step.prompt_tokens or self.prompt_tokens
-        self.finish = step.finish or self.finish
-        self.error = step.error or self.error
-        if step.notice:
-            terminal.report(step.notice)
-        if self.stream:
-            print(step.text, end="", file=self.stream, flush=True)
-        if step.round:
-            self.rounds.append(step.round)
-            if self.trace:
-                self.trace.write(step.round.to_json() + "\n")
-
-    def stats(self) -> Any:
-        from duochat.engine.rounds import total
-
-        return total(self.rounds, self.prompt_tokens)
-
-    def to_dict(self, options: Options, hardware: dict[str, Any]) -> dict[str, Any]:
-        """The object of `chat --json`."""
-        return {
-            "text": self.text,
-            "token_ids": [token for r in self.rounds for token in r.tokens],
-            "finish_reason": self.finish,
-            "decoder": options.decoder,
-            "seed": options.seed,
-            "stats": self.stats().to_dict(),
-            "hardware": hardware,
-        }
-
-    def summary(self) -> str:
-        s = self.stats().to_dict()
-        return (
-            f"{s['completion_tokens']} tokens, {s['tokens_per_s']:.1f} tokens/s, first after {s['ttft_s']:.2f} s, "
-            f"α {s['acceptance_rate']:.2f}, τ {s['mean_accepted_length']:.2f}"
-        )
-
-    def status(self) -> int:
-        """The exit status; says what went wrong."""
-        if self.finish == "error":
-            terminal.report(self.error or "The engine stopped without an answer: try again.")
-            return terminal.BAD_INPUT
-        return terminal.INTERRUPTED if self.finish == "cancelled" else 0
 
 
 # ---------------------------------------------------------------- calibrate, check, models
@@ -210,7 +194,7 @@ def calibrate(args: argparse.Namespace) -> int:
     from duochat.bench import simulate, tasks
 
     bar = terminal.Bar()
-    talk, _ = _load_chat(_settings(args))
+    talk = _load_chat(_settings(args))
     if talk.engine.fault:
         raise DuoChatError(talk.engine.fault)
     bar("Measuring both devices", 0, 0)

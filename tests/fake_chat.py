@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import tokenizers
@@ -39,17 +40,20 @@ def byte_tokenizer(template=CHATML):
 class SayingEngine:
     """Answers with the given token ids, `width` of them a round, `rate` tokens a second (0: at once).
 
-    Each round also drafts and loses one token, `drafted`.
+    Each round also drafts and loses one token, `drafted`. echoes: it says what it was asked instead.
     """
 
-    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65, prefill_s=0):
+    def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65, prefill_s=0, echoes=False):
         self.says, self.width, self.rate, self.drafted = list(says), width, rate, drafted
-        self.prefill_s = prefill_s
+        self.prefill_s, self.echoes = prefill_s, echoes
         self.eos, self.context_length = frozenset(eos), context_length
         self.asked = []
+        self.calibrated = 0
 
     def decode(self, context, request, cancelled, progress):
         self.asked.append((list(context), request))
+        if self.echoes:
+            self.says = byte_tokenizer().encode(f"{byte_tokenizer().decode(context)} {request}")
         self._read(len(context), cancelled, progress)
         stop = StopRule(request, self, len(context))
         began, says, emitted = time.monotonic(), iter(self.says), 0
@@ -80,10 +84,10 @@ class SayingEngine:
         return Round(index, position, now, now, tokens, "plain", drafted=drafted, ignored=(index,), finish=finish)
 
     def calibrate(self):
-        return {"gamma": 3.5}
+        self.calibrated += 1
 
     def describe(self):
-        return {"target_device": "fake"}
+        return {"target_device": "fake", "calibrated": self.calibrated}
 
 
 def chat_that_says(text, **engine):
@@ -93,19 +97,33 @@ def chat_that_says(text, **engine):
 
 @dataclass(frozen=True)
 class FakeSettings:
-    """How the child of a test behaves. `fault` strikes while loading ("load ...") or while answering."""
+    """How the child of a test behaves. `fault` strikes while loading ("check ...", "load ...") or while answering."""
 
     text: str = "Hello from the engine."
     rate: float = 0
     width: int = 1
+    check_s: float = 0
     load_s: float = 0
     fault: str = ""
     marker: str = ""  # a file whose existence lets a second life go well
     engine: dict = field(default_factory=dict)
 
 
-def load_fake(settings, progress):
-    """The `load` of a Worker under test."""
+def prepare_fake(settings, progress):
+    """The `prepare` of a Worker under test: checks, then gives what loads."""
+    progress("fetching the fake target", 0, 2)
+    time.sleep(settings.check_s)
+    if settings.fault == "check refuses":
+        raise DuoChatError("The fake target is no model: choose another.")
+    return partial(_load_fake, settings, progress)
+
+
+def prepare_command(settings, progress, alone=True, fake=FakeSettings()):
+    """The `prepare` of a command under test; `fake` says how its engine behaves."""
+    return prepare_fake(fake, progress)
+
+
+def _load_fake(settings, progress):
     progress("reading the fake target", 1, 2)
     time.sleep(settings.load_s)
     progress("reading the fake target", 2, 2)
@@ -117,8 +135,9 @@ def load_fake(settings, progress):
         raise DuoChatError("The fake draft does not fit: choose another.")
     if settings.fault == "load breaks":
         raise RuntimeError("a tensor is missing\nand more")
-    if settings.fault == "load aborts":
-        os.abort()
+    if settings.fault.startswith("load dies of "):
+        os.kill(os.getpid(), signal.Signals[settings.fault.split()[-1]])
+        time.sleep(10)
     chat = chat_that_says(settings.text, rate=settings.rate, width=settings.width, **settings.engine)
     if settings.fault:
         chat.engine.decode = _faulty(chat.engine.decode, settings.fault)
@@ -129,6 +148,8 @@ def _faulty(decode, fault):
     """A decode that goes wrong after five rounds, when they have been heard."""
 
     def broken(context, request, cancelled, progress):
+        if fault == "talks on":
+            return (yield from decode(context, request, lambda: False, progress))
         yield from islice(decode(context, request, cancelled, progress), 5)
         time.sleep(0.1)
         if fault == "hangs":

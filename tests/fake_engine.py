@@ -1,9 +1,8 @@
 """An engine without models: plausible rounds at a steady rate, for the page and its tests.
 
-`FakeEngine.reply` is the interface of `Chat` and `Worker`. Words in the last user message steer it: LONG (4,000
+Words in the last user message steer it: LONG (4,000
 tokens), SLOWLOAD and SLOWPREFILL (ten seconds in that phase), BOOM (an exception), FAULT (a step with an error),
-CUT (ends with "length"), OFF (speculation paused), DEAF (ignores Stop for five seconds), HOSTILE (markdown that
-tries to reach another host).
+CUT (ends with "length"), OFF (speculation paused), HOSTILE (markdown that tries to reach another host).
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
-from duochat.chat.chat import Options, Step
+from duochat.chat.answer import Engine, Step
+from duochat.chat.chat import Options
 from duochat.engine.rounds import Batch, Draft, Round
 
 ANSWER = """**Speculative decoding** lets a small *draft* model guess several tokens ahead 🚀 as the large one checks.
@@ -56,7 +57,30 @@ def tokens_of(text: str) -> list[str]:
     return re.findall(r"\s?[^\s\w]|\s?\w{1,6}|\s", text)
 
 
-class FakeEngine:
+class Ready(Engine):
+    """An engine that is ready at once; what it replies is left to the fakes that stand on it."""
+
+    hardware: ClassVar[dict[str, Any]] = {}
+    settings: Any = None
+
+    def loading(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Step]:
+        return iter(())
+
+    def status(self) -> dict[str, Any]:
+        return {"state": "ready", "loading": None, "choosing": None, "hardware": self.hardware, "error": "",
+                "requests": 0, "settings": self.settings, "pid": 0}  # fmt: skip
+
+    def calibrate(self) -> dict[str, Any]:
+        return self.hardware
+
+    def change(self, settings: Any) -> None:
+        self.settings = settings
+
+    def close(self) -> None:
+        pass
+
+
+class FakeEngine(Ready):
     """rate: tokens per second. ended: file for the time at which the last answer was finished."""
 
     def __init__(self, rate: float = 60.0, context_length: int = 4096, ended: Path | None = None) -> None:
@@ -82,9 +106,6 @@ class FakeEngine:
         self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]
     ) -> Iterator[Step]:
         asked = next((m["content"] for m in reversed(messages) if m["role"] == "user"), "")
-        if "DEAF" in asked:
-            deaf_until = time.monotonic() + 5
-            listening, cancelled = cancelled, lambda: time.monotonic() > deaf_until and listening()
         if "BOOM" in asked:
             raise RuntimeError("the fake engine was told to fail")
         begun = time.monotonic()

@@ -19,6 +19,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from fake_engine import Ready
+
+from duochat.chat.answer import Step
 from duochat.engine.rounds import Batch, Draft, Round
 
 WORDS = [
@@ -49,23 +52,6 @@ WORDS = [
     "model",
     "token",
 ]
-
-
-@dataclass(frozen=True)
-class Step:
-    """The fields of chat.Step."""
-
-    round: Round | None = None
-    text: str = ""
-    pieces: tuple[str, ...] = ()
-    draft_texts: dict[int, str] = field(default_factory=dict)
-    phase: str = ""
-    progress: tuple[int, int] | None = None
-    notice: str = ""
-    prompt_tokens: int = 0
-    context_length: int = 0
-    finish: str | None = None
-    error: str = ""
 
 
 def tokens_of(text: str) -> list[str]:
@@ -255,8 +241,8 @@ def roots(a, b, c):
 
 
 @dataclass
-class SimulatedEngine:
-    """Answers like a `Worker`: `reply(messages, options, cancelled)`."""
+class SimulatedEngine(Ready):
+    """Answers with the simulation's rounds."""
 
     text: str = PROSE
     settings: dict[str, Any] = field(default_factory=dict)
@@ -269,12 +255,10 @@ class SimulatedEngine:
 
 
 def main(file: str) -> None:
-    from duochat.app.recording import Recording
     from duochat.chat.chat import Options
-    from duochat.chat.chat import Step as ChatStep
+    from duochat.chat.recording import Recording
 
-    names = ("round", "text", "pieces", "draft_texts", "phase", "finish")
-    steps = [ChatStep(**{n: getattr(s, n) for n in names}) for s in Simulation(PROSE).steps() if s.round]
+    steps = [s for s in Simulation(PROSE).steps() if s.round]
     costs = {
         "target": {1: 0.052, 2: 0.0522, 4: 0.0526, 8: 0.0535, 16: 0.0554},
         "draft": {1: 0.009, 2: 0.0113, 4: 0.016},

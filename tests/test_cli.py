@@ -2,41 +2,49 @@
 
 import json
 import mmap
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from fake_chat import EOS, SayingEngine, byte_tokenizer
+from fake_chat import EOS, FakeSettings, byte_tokenizer, prepare_command
 from toy_models import byte_level_vocabulary, write_gguf
 
-from duochat import DuoChatError, __main__, terminal
+from duochat import DuoChatError, config, terminal
 from duochat.__main__ import COMMANDS, main
 from duochat.bench import tasks
-from duochat.chat import worker
-from duochat.chat.chat import Chat, Step
+from duochat.chat import loading, worker
+from duochat.chat.answer import Answer, Step
 from duochat.engine.decoding import DECODERS
+from duochat.engine.rounds import Round
+from duochat.models import files
+from duochat.models.store import silent
 
 SAYS = [*byte_tokenizer().encode("Hello"), EOS]
 
 
 @pytest.fixture(autouse=True)
-def no_models(monkeypatch, tmp_path, request):
-    """Nothing here may fetch the real pair."""
+def no_models(monkeypatch, tmp_path):
+    """Nothing here may fetch the real pair; the engine's process is there in milliseconds."""
     monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
-    if "pair" not in request.fixturenames:
-        monkeypatch.setattr(__main__, "_refuse_unfit", lambda settings: None)
+    monkeypatch.setattr(worker, "START_METHOD", "forkserver")
 
 
 @pytest.fixture
 def engine(monkeypatch):
-    """An engine that says "Hello" in place of the real pair."""
-    engine = SayingEngine(SAYS, width=2)
-    monkeypatch.setattr(worker, "load_chat", lambda settings, progress: Chat(engine, byte_tokenizer()))
-    return engine
+    """An engine in place of the real pair, which says "Hello" or behaves as it is told."""
+
+    def behave(**how):
+        fake = FakeSettings(**{"text": "Hello", "width": 2, **how})
+        monkeypatch.setattr(loading, "prepare", partial(prepare_command, fake=fake))
+
+    behave()
+    return behave
 
 
 @pytest.fixture
@@ -77,87 +85,92 @@ def test_chat_json_has_every_promised_key(engine, run):
     promised += " acceptance_rate mean_accepted_length draft_budget cpu_idle gpu_idle"
     assert set(promised.split()) <= answer["stats"].keys()
     assert answer["stats"]["completion_tokens"] == 6
-    assert answer["stats"]["prompt_tokens"] == len(engine.asked[0][0])
-    assert answer["hardware"] == {"target_device": "fake"}
+    assert answer["stats"]["prompt_tokens"] == len(byte_tokenizer().prompt([{"role": "user", "content": "Hi"}]))
+    assert answer["hardware"]["target_device"] == "fake"
 
 
 def test_chat_passes_its_options_on(engine, run):
-    run("chat", "Hi", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--min-p", "0.1", "--max-tokens", "3",
-        "--seed", "4", "--draft-budget", "12", "--system", "Be brief")  # fmt: skip
-    context, request = engine.asked[0]
-    s = request.sampling
-    assert (s.temperature, s.top_k, s.top_p, s.min_p, s.seed) == (0.5, 9, 0.8, 0.1, 4)
-    assert (request.max_tokens, request.draft_budget) == (3, 12)
-    assert "system\nBe brief" in byte_tokenizer().decode(context)
+    engine(engine={"echoes": True})
+    said = run("chat", "Hi", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--min-p", "0.1",
+               "--max-tokens", "300", "--seed", "4", "--draft-budget", "12", "--system", "Be brief")[1]  # fmt: skip
+    for asked in ("temperature=0.5", "top_k=9", "top_p=0.8", "min_p=0.1", "seed=4", "max_tokens=300",
+                  "draft_budget=12", "Be brief"):  # fmt: skip
+        assert asked in said
 
 
 def test_chat_writes_a_trace(engine, run, tmp_path):
-    from duochat.engine.rounds import read_jsonl
-
     run("chat", "Hi", "--trace", str(tmp_path / "t.jsonl"))
-    rounds = list(read_jsonl((tmp_path / "t.jsonl").read_text().splitlines()))
+    rounds = [Round.from_json(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
     assert [token for r in rounds for token in r.tokens] == SAYS
 
 
-def test_interrupted_chat_ends_cleanly(monkeypatch, run):
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Ctrl-C as soon as a step is as wanted."""
+
+    def interrupt(wanted):
+        def add(answer, step):
+            if wanted(step) and not sent:
+                sent.append(signal.raise_signal(signal.SIGINT))
+            return before(answer, step)
+
+        sent, before = [], Answer.add
+        monkeypatch.setattr(Answer, "add", add)
+
+    return interrupt
+
+
+def test_interrupted_chat_ends_cleanly(engine, interrupt, run):
     """Ctrl-C in the middle of an answer: what was said stays, the status tells, no traceback."""
-
-    class Interrupted(SayingEngine):
-        def decode(self, *asked):
-            for index, r in enumerate(super().decode(*asked)):
-                if index == 1:
-                    signal.raise_signal(signal.SIGINT)
-                yield r
-
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(worker, "load_chat", lambda *_: Chat(Interrupted(SAYS, width=1), byte_tokenizer()))
+    engine(text="tick " * 800, rate=60)
+    interrupt(lambda step: step.text)
     status, out, _ = run("chat", "Hi", "--json")
     answer = json.loads(out)
     assert (status, answer["finish_reason"]) == (terminal.INTERRUPTED, "cancelled")
-    assert "Hello".startswith(answer["text"])
+    assert ("tick " * 800).startswith(answer["text"])
+    assert 0 < len(answer["text"]) < 200
     assert signal.getsignal(signal.SIGINT) == before
 
 
-def test_interrupt_while_loading(monkeypatch, run):
-    def load(*_):
-        signal.raise_signal(signal.SIGINT)
+def test_interrupt_while_loading(engine, interrupt, run):
+    engine(load_s=30)
+    interrupt(lambda step: step.phase == "loading")
+    status, out, err = run("chat", "Hi")
+    assert (status, out, err[-1]) == (terminal.INTERRUPTED, "", "Stopped.")
 
-    monkeypatch.setattr(worker, "load_chat", load)
-    assert run("chat", "Hi") == (terminal.INTERRUPTED, "", ["Stopped."])
 
-
-def test_a_failing_engine_gives_its_sentence(monkeypatch, run):
-    class Failing(Chat):
-        def reply(self, *_):
-            yield Step(text="Hel")
-            yield Step(finish="error", error="The worker died: send it again.")
-
-    monkeypatch.setattr(worker, "load_chat", lambda *_: Failing(SayingEngine(SAYS), byte_tokenizer()))
+def test_a_failing_engine_gives_its_sentence(engine, run):
+    engine(fault="refuses")
     status, out, err = run("chat", "Hi", "--json")
-    assert (status, err) == (2, ["The worker died: send it again."])
-    assert (json.loads(out)["text"], json.loads(out)["finish_reason"]) == ("Hel", "error")
+    assert (status, err[-1]) == (2, "The fake target has had enough: ask less.")
+    assert (json.loads(out)["text"], json.loads(out)["finish_reason"]) == ("Hello", "error")
 
 
-def test_a_draft_that_cannot_be_used_is_refused(engine, run, monkeypatch):
-    monkeypatch.setattr(engine, "describe", lambda: {"draft_fault": "This draft does not fit: choose another."})
-    assert run("chat", "Hi") == (2, "", ["This draft does not fit: choose another."])
-    assert run("chat", "Hi", "--decoder", "autoregressive")[0] == 0, "plain decoding needs no draft"
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("load dies of SIGKILL", "memory ran out"), ("load dies of SIGILL", "built for another processor"),
+     ("load breaks", "a tensor is missing"), ("aborts", "crashed (SIGABRT)"), ("check refuses", "choose another")],
+)  # fmt: skip
+def test_whatever_kills_the_engine_is_a_sentence_and_status_2(engine, run, fault, words):
+    """The command line died with the shell's words: "Illegal instruction"."""
+    engine(fault=fault)
+    status, _, err = run("chat", "Hi")
+    assert status == 2
+    assert words in err[-1]
 
 
-def test_notices_are_lines_of_standard_error(monkeypatch, run):
-    class Noticing(Chat):
-        def reply(self, *_):
-            yield Step(text="Hi", notice="The oldest turn\nwas dropped.", finish="stop")
-
-    monkeypatch.setattr(worker, "load_chat", lambda *_: Noticing(SayingEngine(SAYS), byte_tokenizer()))
-    assert run("chat", "Hi")[2][0] == "The oldest turn was dropped."
+def test_notices_are_lines_of_standard_error(engine, run):
+    engine(text="tick " * 20, engine={"context_length": 90})
+    assert "context of 90 tokens is full" in "\n".join(run("chat", "Hi", "--max-tokens", "80")[2])
 
 
 def test_words_that_are_no_utf8_are_replaced(engine, run):
     """As the store does with them; the shell hands them over as halves of surrogate pairs."""
+    engine(engine={"echoes": True})
     status, out, _ = run("chat", b"caf\xe9".decode("utf-8", "surrogateescape"), "--system", "\udcff!")
-    assert (status, out) == (0, "Hello")
-    assert "system\n\ufffd!\nuser\ncaf\ufffd\n" in byte_tokenizer().decode(engine.asked[0][0])
+    assert status == 0
+    assert "system\n\ufffd!\nuser\ncaf\ufffd\n" in out
 
 
 @pytest.mark.parametrize(
@@ -227,12 +240,23 @@ def test_check_names_the_first_difference(pair, run):
     assert (found["fits"], found["first_difference"], found["draft_token"]) == (False, 0, "first")
 
 
-def test_chat_refuses_a_pair_that_does_not_fit_before_loading_it(pair, engine, run):
+def test_chat_refuses_a_pair_that_does_not_fit_before_loading_it(pair, run, monkeypatch):
     names = ("--target", str(pair / "target.gguf"), "--draft", str(pair / "other.gguf"))
     status, out, err = run("chat", "Hi", *names)
     assert (status, out) == (2, "")
-    assert "token 0 is '<|endoftext|>'" in err[0]
-    assert run("chat", "Hi", *names, "--decoder", "autoregressive")[:2] == (0, "Hello")
+    assert "token 0 is '<|endoftext|>'" in err[-1]
+    assert not any("Loading" in line for line in err)
+    asked = config.load(target=names[1], draft=names[3])
+    assert loading.prepare(asked, silent), "plain decoding needs no draft"
+
+
+def test_the_files_of_a_pair_are_fetched_once(pair, monkeypatch):
+    asked = []
+    monkeypatch.setattr(files, "fetch", lambda ref, progress: asked.append(ref) or Path(ref))
+    names = [str(pair / "target.gguf"), str(pair / "target.gguf")]
+    talk = loading.load_chat(config.load(target=names[0], draft=names[1]), silent)
+    assert asked == names
+    assert talk.engine.fault == ""
 
 
 def test_check_refuses_a_target_that_cannot_be_one(pair, run):
@@ -416,6 +440,15 @@ def test_the_bar_draws_on_a_terminal_and_writes_lines_elsewhere():
     live("Loading", 0, 0)
     live.close()
     assert out.getvalue().endswith("\r\x1b[KLoading …\r\x1b[K")
+
+
+@pytest.mark.parametrize("arguments", [["-m", "duochat", "check"], ["app.py"]], ids=" ".join)
+def test_half_an_installation_is_a_sentence(tmp_path, arguments):
+    """It was a traceback of twenty lines."""
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')")
+    done = python(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "pip install -r requirements.txt" in done.stderr
 
 
 def test_run_lets_bugs_through():

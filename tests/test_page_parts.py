@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("gradio")
-from fake_engine import ANSWER, HOSTILE, FakeEngine
+from fake_engine import ANSWER, HOSTILE, FakeEngine, Ready
 
-from duochat import DuoChatError
-from duochat.app.drawer import PRESETS, options_from, options_of, preset_of
+from duochat import DuoChatError, config
+from duochat.app import hardware, load
+from duochat.app.drawer import PRESETS, options_from, preset_of
+from duochat.app.kept import options_of
 from duochat.app.page import dispatcher
-from duochat.app.picker import short_name
+from duochat.app.picker import Models, short_name
 from duochat.app.prose import Stream, render
 from duochat.app.room import Room, title_of
 from duochat.app.store import Store
 from duochat.app.view import AHEAD, Look
-from duochat.chat.chat import Options, Step
+from duochat.chat.answer import Step
+from duochat.chat.chat import Options
 
 # ---- markdown
 
@@ -69,6 +74,19 @@ def test_hostile_markdown_becomes_harmless() -> None:
 
 
 @pytest.mark.parametrize(
+    "target",
+    ["vscode://x", "ms-msdt:/id", "/logout", "//host/a", "tel:1", "javascript:a", "data:text/html,a", "x.html"],
+)
+def test_a_link_to_anything_but_the_web_and_mail_stays_text(target: str) -> None:
+    assert "<a" not in "".join(render(f"[a]({target}) ![b]({target}) <{target}>"))
+
+
+@pytest.mark.parametrize("target", ["http://a.b/c", "HTTPS://a.b", "mailto:a@b.c"])
+def test_links_to_the_web_and_mail_work(target: str) -> None:
+    assert "".join(render(f"[a]({target})")).count("<a ") == 1
+
+
+@pytest.mark.parametrize(
     ("text", "formulas"),
     [("$x^2$", 1), ("$$a$$ and \\(b\\) and \\[c\\]", 3), ("it costs $5 and $10", 0), ("`$x$`", 0), ("\\$x\\$", 0)],
 )
@@ -85,17 +103,17 @@ def test_an_open_code_block_is_coloured_when_it_closes() -> None:
 # ---- room and runs
 
 
-class Held:
+class Held(Ready):
     """An engine that answers only what the test lets it."""
 
-    def __init__(self, deaf: bool = False) -> None:
-        self.let, self.deaf = threading.Semaphore(0), deaf
+    def __init__(self) -> None:
+        self.let = threading.Semaphore(0)
 
     def reply(self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]) -> Iterator[Step]:
-        self.messages = messages
+        self.messages, self.options = messages, options
         for piece in ("one ", "two ", "three"):
             while not self.let.acquire(timeout=0.01):
-                if cancelled() and not self.deaf:
+                if cancelled():
                     yield Step(phase="done", finish="cancelled")
                     return
             yield Step(text=piece, pieces=(piece,), phase="decode")
@@ -104,7 +122,9 @@ class Held:
 
 @pytest.fixture
 def room(tmp_path: Path) -> Iterator[Room]:
-    held = Room(Held(), Store(tmp_path / "c.db"), Options())
+    engine = Held()
+    held = Room(engine, Store(tmp_path / "c.db"), Options())
+    held.engine = engine
     yield held
     held.close()
 
@@ -119,8 +139,8 @@ def until(true: Callable[[], Any], seconds: float = 5.0) -> Any:
 
 def finished(room: Room, conversation: str) -> None:
     for _ in range(3):
-        room._engine.let.release()
-    until(lambda: room.runs.of(conversation) is None)
+        room.engine.let.release()
+    until(lambda: room.answers.under_way(conversation) is None)
 
 
 def texts(room: Room, conversation: str) -> list[str]:
@@ -138,7 +158,7 @@ def test_send_then_continue_extends_the_answer(room: Room) -> None:
     answer = room.store.thread(conversation)[-1]
     ask(room, "continue", conversation, message=answer.id)
     finished(room, conversation)
-    assert room._engine.messages[-1] == {"role": "assistant", "content": "one two three"}
+    assert room.engine.messages[-1] == {"role": "assistant", "content": "one two three"}
     assert texts(room, conversation) == ["hello", "one two threeone two three"]
     assert len(room.store.thread(conversation)[-1].versions) == 2
 
@@ -161,39 +181,86 @@ def test_a_tab_that_missed_a_message_cannot_send(room: Room) -> None:
 
 def test_an_answer_is_kept_while_it_is_written(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies in the middle of an answer has its beginning on the disk."""
-    monkeypatch.setattr("duochat.app.runs.KEEP_EVERY", 0.0)
+    monkeypatch.setattr("duochat.app.answers.KEEP_EVERY", 0.0)
     conversation = ask(room, "send", text="hello")
-    room._engine.let.release()
+    room.engine.let.release()
     until(lambda: texts(room, conversation)[-1] == "one ")
-    room._engine.let.release()
+    room.engine.let.release()
     until(lambda: texts(room, conversation)[-1] == "one two ")
 
 
-def test_stop_does_not_wait_for_a_deaf_engine(tmp_path: Path) -> None:
-    """The page goes on; what the engine says later is not added."""
-    room = Room(Held(deaf=True), Store(tmp_path / "c.db"), Options())
+def test_stop_keeps_what_is_there(room: Room) -> None:
     conversation = ask(room, "send", text="hello")
-    room._engine.let.release()
-    until(lambda: (run := room.runs.of(conversation)) and run.text)
-    begun = time.monotonic()
+    room.engine.let.release()
+    until(lambda: (run := room.answers.under_way(conversation)) and run.text)
     room.stop({"conversation": conversation})
-    until(lambda: room.runs.of(conversation) is None)
-    assert time.monotonic() - begun < 0.45
-    room._engine.let.release(2)
-    time.sleep(0.1)
+    until(lambda: room.answers.under_way(conversation) is None)
     assert texts(room, conversation)[-1] == "one "
     assert room.store.thread(conversation)[-1].meta["finish"] == "cancelled"
 
 
+def test_the_end_of_the_server_keeps_what_is_there(room: Room) -> None:
+    conversation = ask(room, "send", text="hello")
+    room.engine.let.release()
+    until(lambda: (run := room.answers.under_way(conversation)) and run.text)
+    room.close()
+    assert texts(room, conversation)[-1] == "one "
+
+
+def test_a_conversation_that_is_gone_is_refused_before_anything_is_made(room: Room) -> None:
+    """Each try left an untitled conversation, and was refused as one that had gone on in another tab."""
+    conversation = ask(room, "send", text="hello")
+    finished(room, conversation)
+    room.store.delete(conversation)
+    for gone in (conversation, "doesnotexist"):
+        with pytest.raises(DuoChatError, match="no longer there"):
+            ask(room, "send", gone, text="more", after=None)
+        with pytest.raises(DuoChatError, match="no longer there"):
+            room.view.look({"conversation": gone})
+    assert room.store.conversations() == []
+    with pytest.raises(DuoChatError, match="empty"):
+        ask(room, "send", text="  ")
+    assert room.store.conversations() == []
+    room.store.restore(conversation)
+    assert texts(room, conversation) == ["hello", "one two three"]
+
+
+def again(room: Room, conversation: str, **options: Any) -> dict[str, Any]:
+    """Answer again; the meta of what comes of it."""
+    last = room.store.thread(conversation)[-1].id
+    room.ask({"kind": "retry", "conversation": conversation, "message": last}, Options(**options))
+    finished(room, conversation)
+    return room.store.thread(conversation)[-1].meta
+
+
+def test_answer_again_takes_a_new_seed_unless_one_was_chosen(room: Room) -> None:
+    """Version 2/2 was letter by letter version 1/2 at temperature 0.8."""
+    conversation = room.ask({"kind": "send", "conversation": "", "text": "hello"}, Options(temperature=0.8))
+    finished(room, conversation)
+    assert again(room, conversation, temperature=0.8)["options"]["seed"] == 1
+    assert again(room, conversation, temperature=0.8)["options"]["seed"] == 2
+    assert again(room, conversation, temperature=0.8, seed=77)["options"]["seed"] == 77
+    assert room.store.get(conversation).settings["seed"] == 77
+
+
+def test_at_temperature_0_the_same_text_is_explained(room: Room) -> None:
+    conversation = ask(room, "send", text="hello")
+    finished(room, conversation)
+    assert room.store.thread(conversation)[-1].meta["notices"] == []
+    assert "raise the temperature" in again(room, conversation)["notices"][0]
+    assert again(room, conversation, temperature=0.8)["notices"] == []
+
+
 def test_a_disk_that_fails_is_told_and_the_answer_shown(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     conversation = ask(room, "send", text="hello")
-    run = room.runs.of(conversation)
+    run = room.answers.under_way(conversation)
+    assert run
     monkeypatch.setattr(room.store, "update", lambda *_: (_ for _ in ()).throw(DuoChatError("full")))
     for _ in range(3):
-        room._engine.let.release()
+        room.engine.let.release()
     until(run.done.is_set)
     assert run.text == "one two three"
-    assert "could not be saved" in run.notices[0]
+    assert "could not be saved" in run.answer.notices[0]
 
 
 # ---- what a page sees
@@ -261,6 +328,20 @@ def test_settings_survive_the_store() -> None:
     assert (options.temperature, options.stop, options.seed) == (0.7, ("a", "b\n"), 3)
 
 
+@pytest.mark.parametrize("kept", [{"stop": 5}, {"temperature": "hot"}, {"seed": True}, {"stop": [1]}, None, "x"])
+def test_settings_of_a_wrong_kind_are_the_defaults(kept: object) -> None:
+    """A conversation that was imported with `stop: 5` could never be opened again."""
+    assert options_of(kept, Options(seed=3)) == Options(seed=3)
+
+
+def test_a_message_with_odd_notes_is_drawn_without_them(room: Room) -> None:
+    conversation = room.store.create().id
+    room.store.add(conversation, None, "assistant", "x", {"notices": "x", "error": 5, "finish": "stop"})
+    (drawn,) = room.view.thread(conversation)["messages"]
+    assert drawn["finish"] == "stop"
+    assert not {"notices", "error"} & drawn.keys()
+
+
 def test_every_preset_is_known_by_its_values() -> None:
     for name, values in PRESETS.items():
         assert preset_of(Options(**values)) == name
@@ -306,6 +387,112 @@ def test_a_part_serves_by_name_and_tells_faults() -> None:
 )
 def test_short_names_of_models(reference: str, name: str) -> None:
     assert short_name(reference) == name
+
+
+# ---- models and hardware
+
+
+class Changing(Ready):
+    """An engine whose pairs change at once, or not at all."""
+
+    def __init__(self, settings: config.Settings, fault: str = "") -> None:
+        self.settings, self.fault = settings, fault
+        self.changed = threading.Event()
+
+    def change(self, settings: config.Settings) -> None:
+        if not self.fault:
+            self.settings = settings
+        self.changed.set()
+        if self.fault:
+            raise DuoChatError(self.fault)
+
+
+def test_a_preset_keeps_what_the_configuration_sets() -> None:
+    """quantize, device and context_length were those of the preset's file, that is, the defaults."""
+    own = config.load(device="cpu", context_length=2048, temperature=0.4)
+    models = Models(Changing(own), own)
+    models.use({"name": "qwen3-8b"})
+    assert models.engine.changed.wait(5)
+    used = models.settings
+    assert (used.device, used.context_length, used.temperature) == ("cpu", 2048, 0.4)
+    assert (used.target, used.description) == (
+        config.presets()["qwen3-8b"].target, config.presets()["qwen3-8b"].description)  # fmt: skip
+
+
+def test_the_pair_of_the_command_line_can_be_chosen_again(tmp_path: Path) -> None:
+    own = config.load(target=str(tmp_path / "my.gguf"), draft=str(tmp_path / "mine.gguf"), context_length=2048)
+    models = Models(Changing(own), own)
+    first = models.models({})["pairs"][0]
+    assert (first["name"], first["target"], first["used"]) == ("own", "my", True)
+    assert first["description"] == "the pair that DuoChat was started with"
+    models.use({"name": "default"})
+    until(lambda: models.settings.target == config.load().target)
+    shown = models.models({})["pairs"]
+    assert [p["name"] for p in shown if p["used"]] == ["default"]
+    until(lambda: models.use({"name": "own"}) and models.settings.target == own.target)
+    assert models.settings.context_length == 2048
+    assert "own" not in [p["name"] for p in Models(Changing(config.load()), config.load()).models({})["pairs"]]
+
+
+def test_a_choice_that_fails_leaves_the_pair_in_use() -> None:
+    own = config.load()
+    models = Models(Changing(own, "It cannot be fetched: go online."), own)
+    models.use({"name": "qwen3-8b"})
+    assert models.engine.changed.wait(5)
+    assert [p["name"] for p in models.models({})["pairs"] if p["used"]] == ["default"]
+    with pytest.raises(DuoChatError, match="no such pair"):
+        models.use({"name": "/etc/passwd"})
+
+
+def test_what_was_measured_last_is_shown() -> None:
+    """Leaving the tab brought the figures of the first start back."""
+
+    class Measured(Ready):
+        hardware: ClassVar[dict[str, Any]] = {"costs": {"target": {"1": 0.1}, "draft": {"1": 0.01}, "threads": 1}}
+
+        def calibrate(self) -> dict[str, Any]:
+            type(self).hardware = {"costs": {"target": {"1": 0.05}, "draft": {"1": 0.01}, "threads": 1}}
+            return self.hardware
+
+    import gradio
+
+    with gradio.Blocks() as blocks:
+        look, _ = hardware.build(Measured())
+    assert "10.0 tokens" in look()[0]
+    measure = next(f.fn for f in blocks.fns.values())
+    assert "5.0 tokens" in measure()[0]
+    assert "5.0 tokens" in look()[0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "card"),
+    [(None, 0), ("2,0", 2), ("GPU-abc", "GPU-abc"), ("", None), ("-1", None), ("NoDevFiles", None)],
+)
+def test_the_load_shown_is_that_of_the_card_in_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, card: int | str | None
+) -> None:
+    class Nvml:
+        NVMLError = RuntimeError
+        nvmlInit = staticmethod(lambda: None)
+        nvmlDeviceGetHandleByUUID = staticmethod(lambda name: name)
+
+        @staticmethod
+        def nvmlDeviceGetHandleByIndex(index: int) -> int:
+            if not 0 <= index < 4:
+                raise RuntimeError("no such card")
+            return index
+
+        @staticmethod
+        def nvmlDeviceGetUtilizationRates(handle: Any) -> SimpleNamespace:
+            return SimpleNamespace(gpu={0: 10, 2: 30, "GPU-abc": 70}[handle])
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    read = load._first_gpu()
+    shares = {0: 0.1, 2: 0.3, "GPU-abc": 0.7}
+    assert (read() if read else None) == ({"gpu": shares[card]} if card is not None else None)
 
 
 def test_titles_end_at_a_word() -> None:

@@ -4,18 +4,20 @@ import json
 import threading
 
 import pytest
-from simulated import PROSE, SimulatedEngine, Simulation, Step
+from fake_engine import Ready
+from simulated import PROSE, SimulatedEngine, Simulation
 
 from duochat import DuoChatError
 from duochat.app import race
-from duochat.app.recording import Job, Jobs, Recording, checked_prompt, record
+from duochat.app.frames import frame
+from duochat.app.jobs import Job, Jobs
+from duochat.chat.answer import Step
 from duochat.chat.chat import Options
-from duochat.chat.chat import Step as RealStep
+from duochat.chat.recording import Recording, checked_prompt, record
 
 
 def recording(decoder="duotree", text=PROSE, **settings):
-    steps = tuple(RealStep(round=s.round, text=s.text, pieces=s.pieces, draft_texts=s.draft_texts, finish=s.finish)
-                  for s in Simulation(text, **settings).steps(decoder) if s.round)  # fmt: skip
+    steps = tuple(s for s in Simulation(text, **settings).steps(decoder) if s.round)
     return Recording("a prompt", Options(decoder=decoder), steps)
 
 
@@ -47,7 +49,7 @@ def test_the_runs_follow_one_another_each_after_a_warm_up_on_another_prompt():
 def test_the_verdict_comes_from_measured_times_only():
     fast, slow = recording(), recording("autoregressive")
     made = race.record_of(fast, slow)
-    expected = slow.stats.last_token_at / fast.stats.last_token_at
+    expected = slow.answer.stats.last_token_at / fast.answer.stats.last_token_at
     assert made["verdict"]["identical"] is True
     assert made["verdict"]["winner"] == "duotree"
     assert made["verdict"]["speedup"] == pytest.approx(expected)
@@ -56,15 +58,15 @@ def test_the_verdict_comes_from_measured_times_only():
 
 def test_the_first_difference_is_named_with_both_texts():
     other = PROSE.replace("discriminant", "determinant")
-    difference = race.first_difference(recording(), recording("autoregressive", other))
+    difference = race.first_difference(recording().answer, recording("autoregressive", other).answer)
     assert difference["left"] != difference["right"]
     assert "discrim" in difference["left"]
     assert "determ" in difference["right"]
 
 
 def test_a_shorter_output_differs_where_it_ends():
-    short = recording(text=PROSE[:40])
-    assert race.first_difference(short, recording())["token"] == len(short.tokens)
+    short = recording(text=PROSE[:40]).answer
+    assert race.first_difference(short, recording().answer)["token"] == len(short.token_ids)
 
 
 def test_the_record_is_json_and_the_file_needs_nothing_else():
@@ -81,7 +83,7 @@ def test_recorded_lines_read_back_as_the_same_recording():
     made = recording()
     again = Recording.read(made.lines())
     assert again == made
-    assert again.snapshot() == made.snapshot()
+    assert frame(again.answer, again.options) == frame(made.answer, made.options)
 
 
 @pytest.mark.parametrize("lines", [[], ["{}"], ["no json"], ['{"format": "duochat-trace"}'], ["[1]"]])
@@ -91,7 +93,7 @@ def test_a_file_that_is_no_trace_is_refused_with_a_sentence(lines):
 
 
 def test_a_failing_engine_ends_the_race_with_its_sentence():
-    class Broken:
+    class Broken(Ready):
         def reply(self, *_):
             yield Step(error="The draft's file ends too early: fetch it again.", finish="error")
 
@@ -155,24 +157,39 @@ def test_an_unknown_ticket_and_a_foreign_record_are_refused():
 
 
 def test_an_answer_without_tokens_is_no_recording():
-    class Silent:
+    class Silent(Ready):
         def reply(self, *_):
             yield Step(phase="prefill")
 
     with pytest.raises(DuoChatError, match="no token"):
-        record(Silent(), "x", Options(), lambda: False, lambda step: None)
+        record(Silent(), "x", Options(), lambda: False, lambda answer: None)
 
 
-def test_old_jobs_are_stopped_and_forgotten():
-    jobs = Jobs()
-    first = jobs.start(lambda job: {"stopped": job.stop.wait(5)})
-    kept = jobs._jobs[first]
-    for _ in range(40):
-        jobs.start(lambda job: {})
-    kept.done.wait(5)
-    assert kept.result == {"stopped": True}
-    with pytest.raises(DuoChatError):
-        jobs.look(first)
+def test_finished_jobs_are_forgotten_running_ones_are_not():
+    jobs, go = Jobs(kept=3), threading.Event()
+    running = jobs.start(lambda job: go.wait(20))
+    others = [jobs.start(lambda job: {}) for _ in range(6)]
+    for job in list(jobs._jobs.values())[1:]:
+        job.done.wait(5)
+    last = jobs.start(lambda job: {"last": 1})
+    assert jobs.wait(last) == {"last": 1}
+    assert jobs.look(running) == {"note": {}}
+    with pytest.raises(DuoChatError, match="no longer knows"):
+        jobs.look(others[0])
+    go.set()
+    assert jobs.wait(running) is True
+
+
+def test_a_key_has_one_job_at_a_time():
+    jobs, go = Jobs(), threading.Event()
+    jobs.start(lambda job: go.wait(20), "measure")
+    with pytest.raises(DuoChatError, match="Wait for it"):
+        jobs.start(lambda job: {}, "measure", busy="Wait for it.")
+    go.set()
+    jobs.wait("measure")
+    jobs.start(lambda job: 1 / 0, "measure")
+    with pytest.raises(DuoChatError, match="ZeroDivisionError"):
+        jobs.wait("measure")
 
 
 def test_prompts_are_trimmed():

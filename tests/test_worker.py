@@ -10,17 +10,25 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_chat import FakeSettings, load_fake
+from fake_chat import FakeSettings, prepare_fake
 
 from duochat import DuoChatError
+from duochat.chat import faults
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 from duochat.config import load
 
 ASK = [{"role": "user", "content": "Hi"}]
 multiprocessing.set_forkserver_preload(["duochat.chat.worker", "fake_chat"])
-FAST = {"start_method": "forkserver"}  # a process in milliseconds; the tests of orphans start it as the app does
 LONG = FakeSettings(text="tick " * 800, rate=60)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast():
+    """A process in milliseconds; the tests of orphans start it as the app does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duochat.chat.worker.START_METHOD", "forkserver")
+        yield
 
 
 @pytest.fixture
@@ -28,7 +36,7 @@ def start():
     workers = []
 
     def start(settings=FakeSettings(), **kwargs):  # noqa: B008  frozen
-        workers.append(Worker(settings, load_fake, **FAST, **kwargs))
+        workers.append(Worker(settings, prepare_fake, **kwargs))
         return workers[-1]
 
     yield start
@@ -39,7 +47,7 @@ def start():
 @pytest.fixture(scope="module")
 def calm():
     """A worker for tests that do it no harm: it says "tick " 800 times, 60 letters a second."""
-    worker = Worker(LONG, load_fake, **FAST)
+    worker = Worker(LONG, prepare_fake)
     yield worker
     worker.close()
 
@@ -127,7 +135,7 @@ def test_a_fault_of_the_engine_is_a_sentence(start, fault, words, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("load refuses", "choose another"), ("load breaks", "a tensor is missing"), ("load aborts", "SIGABRT")],
+    [("load refuses", "choose another"), ("load breaks", "a tensor is missing"), ("load dies of SIGABRT", "SIGABRT")],
 )
 def test_a_fault_in_loading_is_a_sentence_and_the_next_try_loads_again(start, fault, words, tmp_path):
     worker = start(FakeSettings(fault=fault, marker=str(tmp_path / "once")))
@@ -180,6 +188,16 @@ def test_stop_does_not_wait_for_a_deaf_engine(start):
             asked = time.monotonic()
     assert time.monotonic() - asked < 0.5
     assert steps[-1].finish == "cancelled"
+
+
+def test_stop_does_not_wait_for_an_engine_that_talks_on(start):
+    worker, stop = start(FakeSettings(fault="talks on", text="tick " * 800, rate=60)), threading.Event()
+    for step in worker.reply(ASK, Options(max_tokens=4000), stop.is_set):
+        if step.text and not stop.is_set():
+            stop.set()
+            asked = time.monotonic()
+    assert time.monotonic() - asked < 0.6
+    assert step.finish == "cancelled"
 
 
 def test_stop_while_loading(start):
@@ -264,7 +282,7 @@ def test_status_tells_the_state(start):
     assert worker.status()["state"] == "loading"
     until(lambda: worker.status()["loading"] == ("reading the fake target", 1, 2))
     until(lambda: worker.status()["state"] == "ready")
-    assert worker.status()["hardware"] == {"target_device": "fake"}
+    assert worker.status()["hardware"] == {"target_device": "fake", "calibrated": 0}
     steps = worker.reply(ASK, Options())
     while not next(steps).text:
         pass
@@ -273,26 +291,107 @@ def test_status_tells_the_state(start):
     until(lambda: worker.status()["state"] == "ready")
 
 
-def test_calls_reach_the_engine(start):
+def test_measuring_again_stays_known(start):
+    """The page showed the figures of the first start again, as soon as its tab was left."""
     worker = start()
-    assert worker.calibrate() == {"gamma": 3.5}
-    with pytest.raises(DuoChatError, match="unexpected keyword"):
-        worker.call("describe", wrong=1)
+    assert worker.calibrate()["calibrated"] == 1
+    assert worker.status()["hardware"]["calibrated"] == 1
     assert said(answer(worker)) == "Hello from the engine."
 
 
-def test_restart_takes_other_settings(start):
+def test_a_change_takes_other_settings(start):
     worker = start()
     answer(worker)
-    worker.restart(FakeSettings(text="Another model."))
+    worker.change(FakeSettings(text="Another model."))
     assert worker.status()["settings"].text == "Another model."
     assert said(answer(worker)) == "Another model."
 
 
-def test_restart_does_not_wait_for_loading(start):
+def test_a_change_does_not_wait_for_loading(start):
     worker = start(FakeSettings(load_s=60))
-    worker.restart(FakeSettings(text="Quick."))
+    worker.change(FakeSettings(text="Quick."))
     assert said(answer(worker)) == "Quick."
+
+
+def test_the_pair_in_use_answers_while_another_is_fetched(start):
+    worker = start()
+    answer(worker)
+    changing = threading.Thread(target=worker.change, args=[FakeSettings(text="Other.", check_s=1.5)])
+    changing.start()
+    until(lambda: worker.status()["choosing"] == ("fetching the fake target", 0, 2))
+    assert said(answer(worker)) == "Hello from the engine."
+    with pytest.raises(DuoChatError, match="wait for it"):
+        worker.change(FakeSettings())
+    changing.join()
+    assert worker.status()["choosing"] is None
+    assert said(answer(worker)) == "Other."
+
+
+def test_a_pair_that_cannot_be_fetched_leaves_the_other_in_use(start):
+    worker = start()
+    answer(worker)
+    pid = worker.status()["pid"]
+    with pytest.raises(DuoChatError, match="no model"):
+        worker.change(FakeSettings(fault="check refuses"))
+    assert worker.status()["pid"] == pid
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+@pytest.mark.parametrize("fault", ["load refuses", "load dies of SIGKILL"])
+def test_a_pair_that_cannot_be_loaded_gives_the_other_back(start, fault):
+    """For whoever asks meanwhile too, and the reason is told."""
+    worker, heard = start(), []
+    answer(worker)
+
+    def change():
+        with pytest.raises(DuoChatError) as refused:
+            worker.change(FakeSettings(fault=fault, load_s=0.5))
+        heard.append(refused)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    until(lambda: worker.status()["state"] == "loading")
+    assert said(answer(worker)) == "Hello from the engine."
+    changing.join()
+    reason = "does not fit" if fault == "load refuses" else "memory ran out"
+    assert reason in str(heard[0].value)
+    assert "The pair before is in use again." in worker.status()["error"]
+    worker.change(FakeSettings(text="Good."))
+    assert worker.status()["error"] == ""
+    assert said(answer(worker)) == "Good."
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [("SIGILL", "built for another processor"), ("SIGSEGV", "A library of the engine crashed"),
+     ("SIGKILL", "memory ran out"), ("SIGTERM", "ended from outside")],
+)  # fmt: skip
+@pytest.mark.parametrize("when", ["loading", "answering"])
+def test_every_death_has_its_sentence(start, death, words, when):
+    """A crash of a library was answered with "check the model files"."""
+    worker = start(FakeSettings(fault=f"load dies of {death}") if when == "loading" else LONG)
+    steps = []
+    for step in worker.reply(ASK, Options()):
+        steps.append(step)
+        if step.text and len(steps) < 20:
+            os.kill(worker.status()["pid"], signal.Signals[death])
+    told = steps[-1].error
+    assert words in told
+    assert death in told
+    assert "model files" not in told
+    assert ("The text so far is kept" in told) == (when == "answering")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [(MemoryError(), "Memory ran out"), (RuntimeError("CUDA out of memory. Tried"), "Memory ran out"),
+     (ImportError("x.so: failed to map segment from shared object"), "Memory ran out"),
+     (ModuleNotFoundError("No module named 'torch'"), "pip install -r requirements.txt"),
+     (ValueError("odd\nand more"), "ValueError: odd)")],
+)  # fmt: skip
+def test_every_exception_has_its_sentence(fault, words):
+    assert words in faults.sentence(fault)
+    assert "\n" not in faults.sentence(fault)
 
 
 def test_close_ends_the_child_and_answers_stay_sentences(start):
@@ -334,10 +433,10 @@ def test_the_real_engine_is_killed_stopped_and_answers_again():
 PARENT = """
 import sys, time
 sys.path.insert(0, {tests!r})
-from fake_chat import FakeSettings, load_fake
+from fake_chat import FakeSettings, prepare_fake
 from duochat.chat.worker import Worker
 if __name__ == "__main__":
-    worker = Worker(FakeSettings(), load_fake)
+    worker = Worker(FakeSettings(), prepare_fake)
     while worker.status()["state"] != "ready":
         time.sleep(0.01)
     print(worker.status()["pid"], flush=True)

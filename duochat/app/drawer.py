@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import gradio as gr
@@ -118,14 +118,6 @@ def _whole(name: str, value: Any) -> int:
         return int(value or 0)
     except (TypeError, ValueError, OverflowError):
         raise DuoChatError(f"{name} is {value}: give a whole number in the settings.") from None
-
-
-def options_of(kept: dict[str, Any], defaults: Options) -> Options:
-    """Options from what a conversation has kept; what is missing or unknown is taken from the defaults."""
-    known = {f.name: kept[f.name] for f in fields(Options) if f.name in kept}
-    if "stop" in known:
-        known["stop"] = tuple(known["stop"])
-    return replace(defaults, **known)
 
 
 def preset_of(options: Options) -> str | None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from math import isfinite
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.chat.chat import ROLES, Step, plain
+from duochat.app import traces
+from duochat.app.kept import META, OPTIONS, fits
+from duochat.chat.chat import ROLES
 
 FORMAT = "duochat-conversations"
-VERSION = 1
+VERSION = 2
+READ = (1, 2)  # 1: traces as lists of steps
 LARGEST = 100_000_000  # characters of a file
 HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
 _NAMES = "|".join(HEADINGS.values())
@@ -37,7 +40,7 @@ class Entry:
     content: str
     meta: dict[str, Any] = field(default_factory=dict)
     created: float | None = None  # seconds since 1970; None: unknown
-    trace: tuple[Step, ...] = ()
+    trace: bytes = b""  # see `traces`
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Parcel:
 def dump(parcels: Iterable[Parcel]) -> str:
     """The JSON file of some conversations."""
     body = {"format": FORMAT, "version": VERSION, "conversations": [_parcel_dict(p) for p in parcels]}
-    return json.dumps(body, ensure_ascii=False, indent=1, default=plain)
+    return json.dumps(body, ensure_ascii=False, indent=1)
 
 
 def _parcel_dict(parcel: Parcel) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def _parcel_dict(parcel: Parcel) -> dict[str, Any]:
 def _entry_dict(entry: Entry) -> dict[str, Any]:
     body = {"id": entry.key, "parent": entry.parent, "role": entry.role, "content": entry.content}
     body |= {"created": entry.created, "meta": entry.meta}
-    return body | ({"trace": entry.trace} if entry.trace else {})
+    return body | ({"trace": b64encode(entry.trace).decode()} if entry.trace else {})
 
 
 def markdown(parcels: Iterable[Parcel]) -> str:
@@ -101,8 +104,7 @@ def shown(parcel: Parcel) -> list[Entry]:
 
 def parse(text: str) -> list[Parcel]:
     """The conversations of an exported file, JSON or Markdown. Raises DuoChatError that says what is wrong with it."""
-    if len(text) > LARGEST:
-        raise DuoChatError(f"This file has more than {LARGEST // 10**6} million characters: export fewer at once.")
+    require_size(text)
     text = text.lstrip("\ufeff")
     try:
         found = _parse_json(text) if text.lstrip().startswith("{") else _parse_markdown(text)
@@ -113,11 +115,17 @@ def parse(text: str) -> list[Parcel]:
     return found
 
 
+def require_size(text: str) -> None:
+    """Raises DuoChatError on a file that is too large to be read."""
+    if len(text) > LARGEST:
+        raise DuoChatError(f"This file has more than {LARGEST // 10**6} million characters: export fewer at once.")
+
+
 def _parse_json(text: str) -> list[Parcel]:
     body = json.loads(text, parse_constant=_refuse_constant)
     if body.get("format") != FORMAT:
         raise ValueError(f'it does not say "format": "{FORMAT}"')
-    if body.get("version") != VERSION:
+    if body.get("version") not in READ:
         raise ValueError(f"its version is {body.get('version')}, this DuoChat reads {VERSION}")
     conversations = _typed(body, "conversations", list)
     return [_read_parcel(_within(conversations, i, "conversations")) for i in range(len(conversations))]
@@ -138,7 +146,7 @@ def _read_parcel(raw: dict[str, Any]) -> Parcel:
         title=_typed(raw, "title", str, ""),
         entries=tuple(entries.values()),
         leaf=leaf,
-        settings=_typed(raw, "settings", dict, None) or {},
+        settings=_checked("settings", _typed(raw, "settings", dict, None) or {}, OPTIONS),
         created=_time(raw, "created"),
         updated=_time(raw, "updated"),
     )
@@ -153,39 +161,29 @@ def _read_entry(raw: dict[str, Any]) -> Entry:
         parent=_typed(raw, "parent", int, None),
         role=role,
         content=_typed(raw, "content", str),
-        meta=_typed(raw, "meta", dict, None) or {},
+        meta=_checked("meta", _typed(raw, "meta", dict, None) or {}, META),
         created=_time(raw, "created"),
-        trace=tuple(map(_read_step, _typed(raw, "trace", list, None) or ())),
+        trace=_read_trace(raw.get("trace")),
     )
 
 
-def _read_step(raw: Any) -> Step:
-    step = Step.from_json(raw) if isinstance(raw, dict) else None
-    if step is None or not _sound(step):
-        raise ValueError("a trace holds values of a wrong kind")
-    return step
+def _read_trace(raw: Any) -> bytes:
+    """The bytes of a trace that can be read; what older files have, a list of steps, becomes such."""
+    if isinstance(raw, list):
+        return traces.pack(map(traces.checked, raw))
+    packed = b64decode(raw or "", validate=True) if isinstance(raw, str | None) else None
+    if packed is None:
+        raise ValueError("a trace is no text")
+    traces.unpack(packed)
+    return packed
 
 
-def _sound(value: Any) -> bool:
-    """Do all fields of a record, and of the records in it, hold what their annotations say?"""
-    return all(_fits(getattr(value, f.name), f.type) for f in fields(value))
-
-
-def _fits(value: Any, kind: str) -> bool:
-    """Is the value of the annotated kind, such as "tuple[int, ...]" or "str | None"? Numbers must be finite."""
-    if kind.endswith(" | None"):
-        return value is None or _fits(value, kind.removesuffix(" | None"))
-    if kind.startswith("tuple["):
-        inner = kind[6:-1].split(", ")
-        kinds = [inner[0]] * len(value) if inner[-1] == "..." else inner
-        return len(kinds) == len(value) and all(map(_fits, value, kinds))
-    if kind.startswith("Mapping["):
-        return all(isinstance(v, str) for v in value.values())
-    if kind == "float":
-        return isinstance(value, int | float) and isfinite(value)
-    if kind in ("int", "str", "bool"):
-        return type(value).__name__ == kind
-    return _sound(value)
+def _checked(kind: str, values: dict[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """Values of which the known ones are of their kind."""
+    for name, value in values.items():
+        if name in kinds and not fits(value, kinds[name]):
+            raise ValueError(f"{name!r} in {kind} is of a wrong kind")
+    return values
 
 
 def _refuse_constant(name: str) -> None:

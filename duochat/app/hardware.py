@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from duochat import DuoChatError
+from duochat.app.jobs import Jobs
+from duochat.chat.answer import Engine
+
 Series = list[tuple[int, float]]
 GRID = "rgba(128, 136, 148, 0.25)"
-KINDS = (  # (key, other name of the key, title, axis, what is counted)
-    ("target", "", "Target: one forward", "tokens verified in it", "tokens"),
-    ("draft", "", "Draft: one batch", "sequences in it", "sequences"),
-    ("threads", "sweep", "Draft: one token", "threads", "threads"),
+KINDS = (  # (key, title, axis, what is counted)
+    ("target", "Target: one forward", "tokens verified in it", "tokens"),
+    ("draft", "Draft: one batch", "sequences in it", "sequences"),
+    ("sweep", "Draft: one token", "threads", "threads"),
 )
 
 
 def table(costs: Mapping[str, Any]) -> dict[str, Series]:
     """The measured curves as (size, seconds), sizes ascending; [] where nothing was measured."""
-    curves = {}
-    for key, other, *_ in KINDS:
-        raw = next((costs[k] for k in (key, other) if isinstance(costs.get(k), Mapping)), {})
-        curves[key] = sorted((int(size), float(seconds)) for size, seconds in raw.items())
-    return curves
-
-
-def as_dict(costs: Any) -> dict[str, Any]:
-    """The calibration as a plain dict: what a worker gives may be one already, or have `to_dict`."""
-    return dict(costs.to_dict() if hasattr(costs, "to_dict") else costs or {})
-
-
-def known(engine: Any) -> dict[str, Any]:
-    """The calibration that a worker's status carries, without measuring; {} when there is none."""
-    status = engine.status() if hasattr(engine, "status") else {}
-    return dict((status.get("hardware") or {}).get("costs") or {})
-
-
-def plain_rate(engine: Any) -> float | None:
-    """Tokens/s of plain decoding as calibrated, the base of every speedup; None while it is not known."""
-    costs = known(engine)
-    narrow = table(costs)["target"][:1]
-    seconds = costs.get("plain") or (narrow[0][1] if narrow else None)
-    return 1 / seconds if seconds else None
+    return {key: sorted((int(n), float(s)) for n, s in (costs.get(key) or {}).items()) for key, *_ in KINDS}
 
 
 def widening(target: Series) -> float:
@@ -57,16 +38,10 @@ def chosen(costs: Mapping[str, Any]) -> dict[str, float | None]:
     target = curves["target"][0][1] if curves["target"] else None
     draft = curves["draft"][0][1] if curves["draft"] else None
     both = target and draft
-    threads = costs.get("threads")
     return {
-        "threads": threads if isinstance(threads, int) else _fastest(curves["threads"]),
-        "target": target, "draft": draft,
+        "threads": costs.get("threads"), "target": target, "draft": draft,
         "c": draft / target if both else None, "budget": target / draft if both else None,
     }  # fmt: skip
-
-
-def _fastest(series: Series) -> int | None:
-    return min(series, key=lambda point: point[1])[0] if series else None
 
 
 def summary(costs: Mapping[str, Any]) -> str:
@@ -90,25 +65,10 @@ def rows(costs: Mapping[str, Any]) -> list[list[Any]]:
     """The plots' data as a table: what, size, milliseconds, times the first of its kind."""
     curves = table(costs)
     return [
-        [
-            title,
-            f"{size} {unit if size > 1 else unit[:-1]}",
-            round(1000 * seconds, 3),
-            round(seconds / curves[key][0][1], 2),
-        ]
-        for key, _, title, _, unit in KINDS
-        for size, seconds in curves[key]
+        [title, f"{n} {unit if n > 1 else unit[:-1]}", round(1000 * s, 3), round(s / curves[key][0][1], 2)]
+        for key, title, _, unit in KINDS
+        for n, s in curves[key]
     ]
-
-
-def comparison(costs: Mapping[str, Any]) -> list[list[Any]]:
-    """Predicted against measured tokens/s of each decoder; "" where a figure is missing."""
-    sources = [costs.get(name) or {} for name in ("predicted", "measured")]
-    return [[name, *(_rate(source.get(name)) for source in sources)] for name in {**sources[0], **sources[1]}]
-
-
-def _rate(value: Any) -> Any:
-    return round(value, 1) if isinstance(value, (int, float)) else ""
 
 
 def html_table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
@@ -123,8 +83,8 @@ def html_table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 def figures(costs: Mapping[str, Any]) -> list[Any]:
     """A plot for each curve, milliseconds over size, the chosen point marked (plotly)."""
     curves, point = table(costs), chosen(costs)
-    marks = {"target": 1, "draft": 1, "threads": point["threads"]}
-    return [_figure(curves[key], marks[key], title, axis, key == "target") for key, _, title, axis, _ in KINDS]
+    marks = {"target": 1, "draft": 1, "sweep": point["threads"]}
+    return [_figure(curves[key], marks[key], title, axis, key == "target") for key, title, axis, _ in KINDS]
 
 
 def _figure(series: Series, mark: int | None, title: str, axis: str, solid: bool) -> Any:
@@ -158,14 +118,14 @@ def facts(hardware: Mapping[str, Any]) -> str:
     return " · ".join(f"{key.replace('_', ' ')}: **{value}**" for key, value in told.items())
 
 
-def shown(costs: Mapping[str, Any], hardware: Mapping[str, Any], note: str = "") -> tuple[Any, ...]:
-    """What the tab shows: words, devices, plots, table, predicted against measured. note: instead of the words."""
+def shown(hardware: Mapping[str, Any], note: str = "") -> tuple[Any, ...]:
+    """What the tab shows: words, devices, plots, table. note: instead of the words."""
+    costs = hardware.get("costs") or {}
     return (
         note or summary(costs),
-        facts(costs.get("hardware") or hardware),
+        facts(hardware),
         *figures(costs),
         html_table(("what", "size", "ms", "times the first"), rows(costs)),
-        html_table(("decoder", "predicted tokens/s", "measured tokens/s"), comparison(costs)),
     )
 
 
@@ -175,24 +135,24 @@ INTRO = (
 )
 
 
-def build(worker: Any, sentence: Callable[[Exception], str] = str) -> Any:
-    """Fill a gr.Tab. worker: has `calibrate()`, and `status()` for what is known already. sentence: words for a fault.
-
-    Returns the function that shows what is known now and the components that it fills, for the tab's `select`.
-    """
+def build(engine: Engine) -> Any:
+    """Fill a gr.Tab. Returns the function that shows what is known now and the components that it fills, for the
+    tab's `select`."""
     import gradio as gr
 
-    def status() -> Mapping[str, Any]:
-        return (worker.status().get("hardware") or {}) if hasattr(worker, "status") else {}
+    jobs = Jobs()
 
-    def look() -> tuple[Any, ...]:
-        return shown(known(worker), status())
+    def look(note: str = "") -> tuple[Any, ...]:
+        return shown(engine.status()["hardware"], note)
 
     def measure() -> tuple[Any, ...]:
         try:
-            return shown(as_dict(worker.calibrate()), status())
-        except Exception as fault:  # noqa: BLE001  whatever it was, the page says so and stays usable
-            return shown(known(worker), status(), sentence(fault))
+            if not jobs.under_way("measure"):
+                jobs.start(lambda job: engine.calibrate(), "measure")
+            jobs.wait("measure")
+        except DuoChatError as fault:
+            return look(str(fault))
+        return look()
 
     def html(value: str = "", **props: Any) -> gr.HTML:
         return gr.HTML(value, apply_default_css=False, **props)
@@ -203,6 +163,6 @@ def build(worker: Any, sentence: Callable[[Exception], str] = str) -> Any:
         button = gr.Button("Measure again", variant="primary", elem_id="measure")
         with gr.Row(elem_id="hardware-plots"):
             plots = [gr.Plot(figure, show_label=False, min_width=300) for figure in figures({})]
-        filled = [words, devices, *plots, html(elem_id="hardware-table"), html()]
+        filled = [words, devices, *plots, html(elem_id="hardware-table")]
     button.click(measure, None, filled, api_visibility="private")
     return look, filled

@@ -6,8 +6,8 @@ was an accepted token or a correction. Words are in `assets/page/lesson.yaml`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -17,10 +17,12 @@ import yaml
 
 from duochat import DuoChatError
 from duochat.app import hardware
-from duochat.app.frames import ASSETS, decode_rate
-from duochat.app.prediction import FORMULAS, case_from, what_if
-from duochat.app.recording import Engine, Job, Jobs, Recording, checked_prompt, record
+from duochat.app.frames import ASSETS, frame
+from duochat.app.jobs import Job, Jobs
+from duochat.app.prediction import case_from, what_if
+from duochat.chat.answer import Answer, Engine, Token
 from duochat.chat.chat import Options
+from duochat.chat.recording import Recording, checked_prompt, record
 from duochat.engine.rounds import Draft, Round
 from duochat.engine.sampling import gumbel
 
@@ -40,12 +42,12 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
     """All that learn.js needs, as JSON."""
     costs = measured_costs(recording)
     return {
-        "name": name, "prompt": recording.prompt, "decoder": recording.decoder,
+        "name": name, "prompt": recording.prompt, "decoder": recording.options.decoder,
         "device": _device(recording.hardware), "options": asdict(recording.options),
-        "frame": recording.snapshot(1 / costs["target"]), "rounds": explain_all(recording), "costs": costs,
+        "frame": frame(recording.answer, recording.options), "rounds": explain_all(recording), "costs": costs,
         "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
-        "questions": questions(recording, costs), "formulas": FORMULAS,
-        **{k: words()[k] for k in ("chapters", "colours", "glossary")},
+        "questions": questions(recording, costs),
+        **{k: words()[k] for k in ("chapters", "colours", "glossary", "formulas")},
     }  # fmt: skip
 
 
@@ -60,31 +62,31 @@ def _device(machine: Mapping[str, Any]) -> str:
 
 def explain_all(recording: Recording) -> list[dict[str, Any]]:
     """One explanation a round, in order."""
-    reader = _Reader(recording)
-    return [reader.explain(step.round, step.pieces) for step in recording.steps if step.round is not None]
+    reader, answer = _Reader(recording), recording.answer
+    return [reader.explain(step.round, answer.tokens_of(step)) for step in answer.steps if step.round is not None]
 
 
 class _Reader:
-    """Reads the rounds in order, and knows every drafted token so far."""
+    """Reads the rounds in order."""
 
     def __init__(self, recording: Recording) -> None:
-        self.options, self.texts = recording.options, recording.draft_texts
-        self.drafts: dict[int, Draft] = {}
-        self.tested: dict[int, float] = {}  # the target's probability of those that a forward tested
+        self.options, self.texts = recording.options, recording.answer.draft_texts
+        self.drafts = recording.answer.drafts
+        self.probs: dict[int, float] = {}  # the target's probability of the drafted tokens that a forward verified
         self.root = -1  # draft id of the last token written, -1 if it was not drafted
 
-    def explain(self, r: Round, pieces: tuple[str, ...]) -> dict[str, Any]:
-        """What happened at each place of a round: {index, tested, places, summary}."""
-        self.drafts.update((d.id, d) for d in r.drafted)
-        self.tested.update(zip(r.pending, r.pending_probs, strict=False))
-        places = [self._place(r, place, pieces[place] if place < len(pieces) else "") for place in range(len(r.tokens))]
+    def explain(self, r: Round, tokens: Sequence[Token]) -> dict[str, Any]:
+        """What happened at each place of a round: {index, verified, tested, places, summary}."""
+        self.probs.update(zip(r.pending, r.pending_probs, strict=False))
+        places = [self._place(r, place, token) for place, token in enumerate(tokens)]
         self.root = r.accepted[-1] if r.accepted and r.last == "accepted" else -1
-        return {"index": r.index, "tested": len(r.pending), "places": places, "summary": _summary(r)}
+        counts = {"verified": len(r.pending), "tested": len(r.accepted) + len(r.rejected)}
+        return {"index": r.index, **counts, "places": places, "summary": _summary(r)}
 
-    def _place(self, r: Round, place: int, text: str) -> dict[str, Any]:
-        kind = "accepted" if place < len(r.accepted) else r.last
+    def _place(self, r: Round, place: int, token: Token) -> dict[str, Any]:
         here = self._candidates(r, place)
-        return {"kind": kind, "text": text, "bars": self._bars(r, place, text, here), "why": self._why(r, place, text)}
+        why = self._why(r, token, [d for d in here if d.id in r.rejected])
+        return {"kind": token.origin, "text": token.text, "bars": self._bars(r, place, token, here), "why": why}
 
     def _candidates(self, r: Round, place: int) -> list[Draft]:
         """The drafted tokens that stood at this place of the path which the target took."""
@@ -92,21 +94,20 @@ class _Reader:
         before = r.accepted[place - 1] if 0 < place <= len(r.accepted) else self.root
         return [d for d in fated if d.position == r.position + place and d.parent == before]
 
-    def _bars(self, r: Round, place: int, text: str, here: list[Draft]) -> list[dict[str, Any]]:
+    def _bars(self, r: Round, place: int, token: Token, here: list[Draft]) -> list[dict[str, Any]]:
         """Pairs of bars: each candidate of the draft, and the target's token if it is none of them."""
-        token = r.tokens[place]
         bars = [
-            {"text": self.texts.get(d.id, "�"), "draft": d.prob, "target": self.tested.get(d.id), "token": d.token,
+            {"text": self.texts.get(d.id, "�"), "draft": d.prob, "target": self.probs.get(d.id), "token": d.token,
              "origin": d.origin}
             for d in here
         ]  # fmt: skip
-        if token not in {d.token for d in here}:
-            bars.append({"text": text, "draft": None, "target": None, "token": token, "origin": "target"})
+        if token.id not in {d.token for d in here}:
+            bars.append({"text": token.text, "draft": None, "target": None, "token": token.id, "origin": "target"})
         noise = self._noise(r.position + place, [b["token"] for b in bars])
         for bar, extra in zip(bars, noise, strict=True):
-            bar.update(chosen=bar.pop("token") == token, noise=extra)
-            if bar["chosen"] and place < len(r.token_probs):
-                bar["target"] = r.token_probs[place]
+            bar.update(chosen=bar.pop("token") == token.id, noise=extra)
+            if bar["chosen"] and token.prob is not None:
+                bar["target"] = token.prob
         return sorted(bars, key=lambda b: (-(b["draft"] or 0.0), not b["chosen"]))
 
     def _noise(self, position: int, tokens: list[int]) -> list[float | None]:
@@ -115,40 +116,36 @@ class _Reader:
             return [None] * len(tokens)
         return [round(float(x), 2) for x in gumbel(self.options.seed, position, np.array(tokens))]
 
-    def _why(self, r: Round, place: int, text: str) -> str:
-        """Why the token of one place stands there."""
-        if place < len(r.accepted):
-            return self._why_accepted(r, r.accepted[place], text)
-        if r.last == "correction":
-            there = [d.id for d in self._candidates(r, place) if d.id in r.rejected]
-            had = " or ".join(_quote(self.texts.get(d, "�")) for d in there) or "something else"
+    def _why(self, r: Round, token: Token, rejected: Sequence[Draft]) -> str:
+        """Why a token stands where it does. rejected: what the draft had there."""
+        said = f"The target chose {_quote(token.text)}"
+        if token.origin == "correction":
+            had = " or ".join(_quote(self.texts.get(d.id, "�")) for d in rejected) or "something else"
             return (
-                f"The target chose {_quote(text)}; the draft had {had}. The target's token is written, and whatever "
-                "was drafted below the wrong one is thrown away."
+                f"{said}; the draft had {had}. The target's token is written, and whatever was drafted below the "
+                "wrong one is thrown away."
             )
-        if r.last == "bonus":
+        if token.origin == "bonus":
+            return f"The whole branch was accepted, and the forward also gave the token after it: {_quote(token.text)}."
+        if token.origin == "plain":
+            return f"Nothing was tested here, so the forward gave one token: {_quote(token.text)}."
+        if token.draft not in r.pending:
             return (
-                f"The whole tested branch was accepted, and the forward also gave the token after it: {_quote(text)}."
+                f"{said}. It had no row in this forward, but the draft had prepared this very outcome: what hangs "
+                "below it stays, and the next forward has something to verify."
             )
-        return f"Nothing was tested here, so the forward gave one token: {_quote(text)}."
-
-    def _why_accepted(self, r: Round, draft: int, text: str) -> str:
-        if draft not in r.pending:
-            return (
-                f"The target chose {_quote(text)}. It was not tested in this forward, but the draft had prepared this "
-                "very outcome: what hangs below it stays, and the next forward has something to test."
-            )
-        choice = f"the draft's {_ordinal(self.drafts[draft].rank)} choice" if draft in self.drafts else "drafted"
-        return f"The target chose {_quote(text)}, which was {choice} here: accepted."
+        found = self.drafts.get(token.draft)
+        choice = f"the draft's {_ordinal(found.rank)} choice" if found else "drafted"
+        return f"{said}, which was {choice} here: accepted."
 
 
 def _summary(r: Round) -> str:
     if not r.pending:
         reason = f" ({r.reason})" if r.reason else ""
-        return f"Nothing to test in this round{reason}: one token, as in plain decoding."
+        return f"Nothing to verify in this round{reason}: one token, as in plain decoding."
     gained = len(r.tokens)
     return (
-        f"{len(r.pending)} drafted {_tokens(len(r.pending))} tested in one forward, {len(r.accepted)} accepted, "
+        f"{len(r.pending)} drafted {_tokens(len(r.pending))} verified in one forward, {len(r.accepted)} accepted, "
         f"{gained} {_tokens(gained)} written. Plain decoding would have needed {gained} "
         f"{'forward' if gained == 1 else 'forwards'}."
     )
@@ -179,7 +176,7 @@ def measured_costs(recording: Recording) -> dict[str, Any]:
         target, draft = table["target"][0][1], table["draft"][0][1]
         source = "measured on its machine at start"
     else:
-        target, draft = _seen_costs(recording.rounds)
+        target, draft = _seen_costs(recording.answer.rounds)
         source = "taken from this answer's own times"
     return {"target": target, "draft": draft, "plain": recording.costs.get("plain") or target, "c": draft / target,
             "budget": target / draft, "widen": hardware.widening(table["target"]), "source": source}  # fmt: skip
@@ -203,14 +200,13 @@ def arithmetic(costs: Mapping[str, float]) -> list[dict[str, float]]:
 
 def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str, float | None]:
     """Where this answer lies in the what-if panel."""
-    stats = recording.stats
-    speed = decode_rate(stats)
-    working = [r for r in recording.rounds if r.phase != "prefill"]
+    stats = recording.answer.stats
+    working = [r for r in recording.answer.rounds if r.phase != "prefill"]
     return {
         "alpha": stats.acceptance_rate if stats.tested else None,
         "gamma": stats.drafted / len(working) if working else None,
         "tau": stats.mean_accepted_length,
-        "speedup": speed * costs["plain"] if speed else None,
+        "speedup": stats.rate * costs["plain"] if stats.rate else None,
         "hits": stats.hits / stats.outcomes if stats.outcomes else None,
     }
 
@@ -230,11 +226,11 @@ def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dic
                f"{1000 * costs['draft']:.1f} ms. What is the draft budget γ*?",
         "because": "γ* = T_target / T_draft: as many drafted tokens as fit beside one forward.",
     }]  # fmt: skip
-    shown = next((r for r in recording.rounds if len(r.accepted) >= 2 and r.last == "correction"), None)
+    shown = next((r for r in recording.answer.rounds if len(r.accepted) >= 2 and r.last == "correction"), None)
     if shown:
         asked.insert(0, {
             "kind": "number", "unit": "tokens", "right": len(shown.tokens), "slack": 0,
-            "ask": f"In round {shown.index + 1}, {len(shown.pending)} drafted tokens were tested and "
+            "ask": f"In round {shown.index + 1}, {len(shown.pending)} drafted tokens were verified and "
                    f"{len(shown.accepted)} accepted, then the target corrected. How many tokens did the round write?",
             "because": "The accepted ones and the correction: accepted + 1.",
         })  # fmt: skip
@@ -247,7 +243,7 @@ def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dic
 class Lessons:
     """What the page's learn tab can ask for."""
 
-    def __init__(self, engine: Engine | None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._jobs = Jobs()
 
@@ -264,8 +260,6 @@ class Lessons:
 
     def own(self, action: dict[str, Any]) -> dict[str, Any]:
         """Answer the user's own prompt and make a lesson of it; returns {ticket}."""
-        if self._engine is None:
-            raise DuoChatError("No model is loaded: take one of the recorded answers.")
         options = Options(
             decoder="duotree", temperature=float(action.get("temperature") or 0), seed=7, max_tokens=OWN_TOKENS
         )
@@ -274,12 +268,10 @@ class Lessons:
         return {"ticket": self._jobs.start(lambda job: self._answer(prompt, options, job))}
 
     def _answer(self, prompt: str, options: Options, job: Job) -> dict[str, Any]:
-        def seen(step: Any) -> None:
-            tokens = job.note.get("tokens", 0) + (len(step.round.tokens) if step.round else 0)
-            job.note = {"phase": step.phase, "tokens": tokens, "of": options.max_tokens}
+        def seen(answer: Answer) -> None:
+            job.note = {"phase": answer.phase, "tokens": answer.stats.completion_tokens, "of": options.max_tokens}
 
-        made = record(self._engine, prompt, options, job.stop.is_set, seen)
-        return lesson(replace(made, costs=hardware.known(self._engine)))
+        return lesson(record(self._engine, prompt, options, job.stop.is_set, seen))
 
     def progress(self, action: dict[str, Any]) -> dict[str, Any]:
         """How far the answer is, and at its end the lesson."""
@@ -290,7 +282,7 @@ class Lessons:
         return what_if(case_from(action))
 
 
-def build(part: Callable[..., Any], engine: Engine | None) -> Any:
-    """The tab's content, inside a gr.Tab. part: `ui.part`. engine: None where no model is loaded."""
+def build(part: Callable[..., Any], engine: Engine) -> Any:
+    """The tab's content, inside a gr.Tab. part: `page.part`."""
     lessons = Lessons(engine)
     return part("learn", serve=[lessons.recorded, lessons.lesson, lessons.own, lessons.progress, lessons.predict])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any
@@ -38,14 +39,14 @@ class Machine:
 
 
 def _first_gpu() -> Any:
-    """A function that reads the first NVIDIA GPU's utilisation, or None where there is none."""
+    """A function that reads the utilisation of the first NVIDIA GPU that CUDA may use, or None where there is none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        handle = _handle(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip())
         pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except Exception:  # noqa: BLE001  no package, no driver, no right to ask: all mean "not shown"
+    except Exception:  # noqa: BLE001  no package, no driver, no such card, no right to ask: all mean "not shown"
         return None
 
     def read() -> dict[str, float]:
@@ -55,3 +56,10 @@ def _first_gpu() -> Any:
             return {}
 
     return read
+
+
+def _handle(pynvml: Any, name: str) -> Any:
+    """NVML's handle of a card as CUDA_VISIBLE_DEVICES names it: by number or by UUID."""
+    if name.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(name)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(name))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,18 +19,20 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio as
 
 import gradio as gr
 
-from duochat import DuoChatError
 from duochat.app import frames, hardware, learn, race, web
-from duochat.app.drawer import Controls, options_from, options_of
+from duochat.app.drawer import Controls, options_from
+from duochat.app.jobs import sentence
+from duochat.app.kept import options_of
 from duochat.app.picker import Models
 from duochat.app.room import Room
 from duochat.app.store import Store
 from duochat.app.view import Look
+from duochat.chat.answer import Engine
 from duochat.chat.chat import Options
+from duochat.chat.worker import Worker
 
 QUEUE_SLEEP = 0.02  # seconds between two looks of Gradio's queue; its own 1 ms costs a tenth of a core, all the time
 MANY_TABS = 1000  # tabs remembered
-UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 LIVE = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
 HEAD = """
@@ -51,8 +52,6 @@ const call = async (name, action) => {{
 const calls = new Proxy({{}}, {{ get: (_, name) => (action = {{}}) => call(name, action) }});
 duochat.{name}(element, {{ props, trigger, watch, server: calls }}); /* events: {events} */
 """
-
-log = logging.getLogger("duochat")
 
 
 class Page:
@@ -85,11 +84,11 @@ class Page:
 
     def _build_tabs(self) -> None:
         with gr.Tab("Race", id="race"):
-            race.build(part, self.models.worker)
+            race.build(part, self.models.engine)
         with gr.Tab("Learn", id="learn"):
-            learn.build(part, self.models.worker)
+            learn.build(part, self.models.engine)
         with gr.Tab("Hardware", id="hardware") as tab:
-            look, filled = hardware.build(self.models.worker, sentence)
+            look, filled = hardware.build(self.models.engine)
         tab.select(look, None, filled, **QUIET)
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -119,7 +118,8 @@ class Page:
                 yield (*values_of(shown), *settings)
                 settings = skipped
         except Exception as fault:  # noqa: BLE001
-            yield (*values_of({"refused": sentence(fault)}), *skipped)
+            gone = {"conversation": conversation, "gone": self.room.store.get(conversation) is None}
+            yield (*values_of({**gone, "refused": sentence(fault)}), *skipped)
 
     async def _watch(self, tab: str, conversation: str) -> AsyncIterator[dict[str, Any]]:
         if tab in self._looks:
@@ -177,14 +177,6 @@ def wire(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
-def sentence(fault: Exception) -> str:
-    """What the user reads of a fault; one that nobody expected is logged too."""
-    if isinstance(fault, DuoChatError):
-        return str(fault)
-    log.error("the page failed", exc_info=fault)
-    return UNEXPECTED.format(type(fault).__name__)
-
-
 def head() -> str:
     """Links to the page's own styles and scripts, with their age so that no browser keeps an old one."""
 
@@ -202,18 +194,15 @@ def head() -> str:
 
 def launch(
     settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
-    open_browser: bool = False, worker: Any = None, store: Store | None = None,
+    open_browser: bool = False, worker: Engine | None = None, store: Store | None = None,
 ) -> None:  # fmt: skip
     """Serve the page until interrupted.
 
-    auth: (user, password), required when host is not loopback. worker: what answers (`reply`), by default a Worker of
-    the settings. Raises DuoChatError when the address cannot be used.
+    auth: (user, password), required when host is not loopback. worker: what answers, by default a Worker of the
+    settings. Raises DuoChatError when the address cannot be used.
     """
     web.check_address(host, port, auth)
-    if worker is None:
-        from duochat.chat.worker import Worker
-
-        worker = Worker(settings)
+    worker = worker or Worker(settings)
     room = Room(worker, store or Store(), Options.of(settings))
     page = Page(room, Models(worker, settings))
     app = gr.mount_gradio_app(
@@ -225,8 +214,7 @@ def launch(
         web.serve(app, host, port, open_browser)
     finally:
         room.close()
-        if hasattr(worker, "close"):
-            worker.close()
+        worker.close()
 
 
 def theme() -> gr.themes.Base:

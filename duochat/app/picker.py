@@ -2,49 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from duochat import DuoChatError
+from duochat.app.jobs import Jobs
+from duochat.chat.answer import Engine
 from duochat.config import Settings, presets
-from duochat.models.catalog import Entry, list_models
+from duochat.models.catalog import Entry, list_models, measure, unfit
+from duochat.models.fetch import cached
+
+OWN = "own"  # name of the pair that DuoChat was started with
+STARTED = "the pair that DuoChat was started with"
+OF_A_PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "chat_template", "draft_vocabulary")
 
 
 class Models:
-    """worker: has `status()` and `restart(settings)`; without them the picker only names the pair."""
+    """settings: those that DuoChat was started with; what a person has set in them is kept with every pair."""
 
-    def __init__(self, worker: Any, settings: Settings) -> None:
-        self.worker, self.settings = worker, settings
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        shipped = presets().values()
+        if all(not _same(settings, s) for s in shipped) and settings.description in [s.description for s in shipped]:
+            settings = replace(settings, description=STARTED, target_gib=0, draft_gib=0)
+        self.engine, self.own = engine, settings
+        self._jobs = Jobs(kept=0)
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the pair in use."""
+        return self.engine.status()["settings"] or self.own
 
     def state(self, _action: dict[str, Any]) -> dict[str, Any]:
-        """What the head of the page shows: {pair, state, loading, error, hardware}; asked for often, so it is cheap."""
-        status = self.worker.status() if hasattr(self.worker, "status") else {"state": "ready"}
-        return {
-            "target": short_name(self.settings.target), "draft": short_name(self.settings.draft),
-            "state": status["state"], "loading": status.get("loading"), "error": status.get("error", ""),
-            "hardware": status.get("hardware") or {},
-        }  # fmt: skip
+        """What the head of the page shows of the pair, its state and the devices; asked for often, so it is cheap.
+
+        choosing: how far the fetching of another pair is, while this one goes on. error: why it is not in use.
+        """
+        status, settings = self.engine.status(), self.settings
+        told = {name: status[name] for name in ("state", "loading", "choosing", "error", "hardware")}
+        return {"target": short_name(settings.target), "draft": short_name(settings.draft), **told}
 
     def models(self, _action: dict[str, Any]) -> dict[str, Any]:
         """All pairs, the one in use marked; one that does not fit says why."""
-        return {"pairs": [self._pair(entry) for entry in list_models()], **self.state({})}
+        entries = list_models()
+        if all(not _same(self.own, entry.settings) for entry in entries):
+            here = (cached(self.own.target) is not None, cached(self.own.draft) is not None)
+            entries.insert(0, Entry(OWN, self.own, *here, unfit(self.own, measure())))
+        return {"pairs": [self._pair(entry) for entry in entries], **self.state({})}
 
     def _pair(self, entry: Entry) -> dict[str, Any]:
-        used = (entry.settings.target, entry.settings.draft) == (self.settings.target, self.settings.draft)
         names = {"target": short_name(entry.settings.target), "draft": short_name(entry.settings.draft)}
-        return {**entry.to_dict(), **names, "used": used}
+        return {**entry.to_dict(), **names, "used": _same(entry.settings, self.settings)}
 
     def use(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Load the pair of a preset, for everybody. Only names of presets are taken: no path comes from a page."""
-        found = presets().get(str(action.get("name")))
-        if found is None:
+        """Load a pair, for everybody, in the background. Only names are taken: no path comes from a page."""
+        wanted = {**presets(), OWN: self.own}.get(str(action.get("name")))
+        if wanted is None:
             raise DuoChatError("There is no such pair of models: reload the page.")
-        before, self.settings = self.settings, found
-        try:
-            self.worker.restart(found)
-        except DuoChatError:
-            self.settings = before
-            raise
+        busy = "Another pair of models is being loaded: wait for it, then choose again."
+        self._jobs.start(lambda job: self.engine.change(joined(self.own, wanted)), "change", busy=busy)
         return self.models({})
+
+
+def joined(own: Settings, pair: Settings) -> Settings:
+    """The settings of a pair, with what `own` sets otherwise than by default laid over them."""
+    set_by_hand = {
+        f.name: getattr(own, f.name)
+        for f in fields(Settings)
+        if f.name not in OF_A_PAIR and f.default is not MISSING and getattr(own, f.name) != f.default
+    }
+    return replace(pair, **set_by_hand)
+
+
+def _same(one: Settings, other: Settings) -> bool:
+    return (one.target, one.draft) == (other.target, other.draft)
 
 
 def short_name(reference: str) -> str:

@@ -1,7 +1,7 @@
 """Predicted speedup of each schedule over plain decoding, from c, α, γ, k and the share of prefetched outcomes.
 
 All times are in target steps: one target forward of width 1 takes 1, one drafted token takes c. Each drafted token is
-taken to be accepted with probability α, whatever came before it. Pure arithmetic; the page states the formulas.
+taken to be accepted with probability α, whatever came before it. Pure arithmetic; lesson.yaml states the formulas.
 """
 
 from __future__ import annotations
@@ -12,27 +12,6 @@ from typing import Any
 
 SECOND_CHOICE = 0.5  # share of the draft's misses that each further sequence catches
 FURTHEST = 40  # budgets that curves go to
-
-FORMULAS = {
-    "plain": ("Plain decoding", "1", "One token a forward."),
-    "sequential": (
-        "In turns (speculative decoding)",
-        "(1 − αᵞ⁺¹) / (1 − α) ÷ (1 + γc)",
-        "γ tokens are drafted, then verified; each device waits for the other.",
-    ),
-    "chain": (
-        "In parallel (the paper)",
-        "π·(1 − αᵐ)/(1 − α) + (1 − π) ÷ max(1, γc),  m = γ/k,  π = a / (1 + a − a·αᵐ⁻¹),  a = 1 − (1 − α)/2ᵏ⁻¹",
-        "Drafting goes on beside the forward. After a rejection one forward tests nothing. π: share of forwards with "
-        "drafts to test; a: chance that one of the k sequences starts with the target's token.",
-    ),
-    "prefetch": (
-        "With outcome prefetch (DuoTree)",
-        "(1 − αᵞ⁺¹) / (1 − α) ÷ (max(1, γc) + (1 − h)·γc)",
-        "Also what follows a rejection is drafted ahead. With chance h it is ready; otherwise the GPU waits for γ new "
-        "drafts.",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -81,16 +60,6 @@ def best(name: str, case: Case, most: int) -> tuple[int, float]:
     """(γ, speedup) of the best whole budget from 1 to most."""
     rates = {n: SCHEDULES[name](replace(case, gamma=n)) for n in range(1, most + 1)}
     return max(rates.items(), key=lambda item: item[1])
-
-
-def table_row(c: float, alpha: float, hits: float = 0.8) -> dict[str, float]:
-    """The schedules at their best: the paper's at γ* = 1/c, prefetch up to γ*, in turns at any γ."""
-    case = Case(c, alpha, gamma=1 / c, hits=hits)
-    return {
-        "chain": chain(case),
-        "sequential": best("sequential", case, 64)[1],
-        "prefetch": best("prefetch", case, max(1, int(1 / c)))[1],
-    }
 
 
 def what_if(case: Case) -> dict[str, Any]:

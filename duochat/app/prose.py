@@ -80,6 +80,7 @@ def colour(code: str, language: str) -> str:
 def _parser() -> MarkdownIt:
     md = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
     md.inline.ruler.before("escape", "math", _math)
+    md.validateLink = lambda url: url.lower().startswith(("http://", "https://", "mailto:"))  # others stay text
     drawers = {"math": _draw_math, "image": _draw_image, "link_open": _draw_link, "fence": _draw_fence}
     for name, draw in drawers.items():
         md.renderer.rules[name] = draw

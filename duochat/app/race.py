@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
+import yaml
+
 from duochat import DuoChatError, __version__
-from duochat.app.frames import ASSETS, page_assets
-from duochat.app.recording import Engine, Job, Jobs, Recording, checked_prompt, record
-from duochat.chat.chat import Options, Step
+from duochat.app.frames import ASSETS, frame, page_assets
+from duochat.app.jobs import Job, Jobs
+from duochat.chat.answer import Answer, Engine
+from duochat.chat.chat import Options
+from duochat.chat.recording import Recording, checked_prompt, record
 
 FORMAT = "duochat-race"
 DECODERS = {
@@ -26,53 +31,17 @@ WARM_UP = "Say hello."
 MOST_TOKENS = 512
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A ready prompt, and what to expect of it."""
-
-    name: str
-    prompt: str
-    expect: str  # "well" or "badly": how speculation does on it
-    why: str
-    temperature: float = 0.0
-    max_tokens: int = 128
-
-
-READY = (
-    Ready(
-        "A known formula",
-        "State the quadratic formula, then solve 2x² − 3x − 2 = 0 with it step by step.",
-        "well",
-        "Known phrases and short steps: the draft knows them as well as the target does.",
-    ),
-    Ready(
-        "Code",
-        "Write a Python function that returns the n-th Fibonacci number with a loop, and a short test of it.",
-        "well",
-        "Code repeats its own names and follows strict rules.",
-    ),
-    Ready(
-        "Copying",
-        "Repeat this text exactly, three times:\n\nThe draft model writes ahead on the processor while the target "
-        "model checks its words on the graphics card, so that neither has to wait for the other.",
-        "well",
-        "What is copied stands in the prompt: both models, and the n-gram lookup, find it there.",
-    ),
-    Ready(
-        "A wild story",
-        "Tell a surprising story about a lighthouse keeper who collects forgotten dreams.",
-        "badly",
-        "At high temperature the target often takes an unlikely word, which no draft can foresee.",
-        1.2,
-    ),
-)
+@lru_cache(maxsize=1)
+def ready() -> list[dict[str, Any]]:
+    """The ready prompts, and what to expect of each."""
+    return yaml.safe_load((ASSETS / "page" / "race.yaml").read_text("utf-8"))
 
 
 def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
     """Both runs, one after the other, and the verdict: the record. Raises DuoChatError when a run fails."""
     runs = []
     for number, decoder in enumerate(decoders, 1):
-        head = {"run": number, "decoder": decoder, "tokens": 0}
+        head = {"run": number, "decoder": decoder}
         chosen = replace(options, decoder=decoder)
         _warm_up(engine, replace(chosen, max_tokens=4), job, head)
         runs.append(record(engine, prompt, chosen, job.stop.is_set, _observer(job, head)))
@@ -82,20 +51,21 @@ def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options
 def _warm_up(engine: Engine, options: Options, job: Job, head: dict[str, Any]) -> None:
     """Another prompt first: it wakes the devices and leaves neither run the prompt in a cache."""
     job.note = {**head, "phase": "warming up"}
-    record(engine, WARM_UP, options, job.stop.is_set, lambda step: _observe_wait(job, head, step))
+
+    def seen(answer: Answer) -> None:
+        if answer.phase in ("queued", "loading"):
+            job.note = {**head, "phase": answer.phase, "progress": answer.progress, "words": answer.doing}
+
+    record(engine, WARM_UP, options, job.stop.is_set, seen)
 
 
-def _observe_wait(job: Job, head: dict[str, Any], step: Step) -> None:
-    if step.phase in ("queued", "loading"):
-        job.note = {**head, "phase": step.phase, "progress": step.progress, "words": step.notice}
+def _observer(job: Job, head: dict[str, Any]) -> Callable[[Answer], None]:
+    def seen(answer: Answer) -> None:
+        job.note = {
+            **head, "tokens": answer.stats.completion_tokens, "phase": answer.phase, "progress": answer.progress
+        }  # fmt: skip
 
-
-def _observer(job: Job, head: dict[str, Any]) -> Callable[[Step], None]:
-    def observe(step: Step) -> None:
-        head["tokens"] += len(step.round.tokens) if step.round else 0
-        job.note = {**head, "phase": step.phase or "decode", "progress": step.progress}
-
-    return observe
+    return seen
 
 
 def record_of(left: Recording, right: Recording) -> dict[str, Any]:
@@ -108,46 +78,40 @@ def record_of(left: Recording, right: Recording) -> dict[str, Any]:
 
 def lane(recording: Recording) -> dict[str, Any]:
     """One side of a race. rate: tokens/s from the request to the last token, what a viewer sees."""
-    stats = recording.stats
+    decoder, answer = recording.options.decoder, recording.answer
+    stats = answer.stats
     return {
-        "decoder": recording.decoder, "title": DECODERS.get(recording.decoder, recording.decoder),
-        "frame": recording.snapshot(), "text": recording.text, "tokens": stats.completion_tokens,
-        "token_ids": recording.tokens, "total": stats.last_token_at, "ttft": stats.first_token_at or 0.0,
-        "rate": rate(recording), "stats": stats.to_dict(),
+        "decoder": decoder, "title": DECODERS.get(decoder, decoder),
+        "frame": frame(answer, recording.options), "text": answer.text, "tokens": stats.completion_tokens,
+        "token_ids": answer.token_ids, "total": stats.last_token_at, "ttft": stats.first_token_at or 0.0,
+        "rate": stats.tokens_per_s, "stats": stats.to_dict(),
     }  # fmt: skip
-
-
-def rate(recording: Recording) -> float:
-    """Tokens/s from the request to the last token."""
-    stats = recording.stats
-    return stats.completion_tokens / stats.last_token_at if stats.last_token_at > 0 else 0.0
 
 
 def verdict(left: Recording, right: Recording) -> dict[str, Any]:
     """speedup: the left side's tokens/s over the right side's. difference: where the outputs part, None: nowhere."""
-    slow, fast = sorted((rate(left), rate(right)))
-    difference = first_difference(left, right)
+    rates = [side.answer.stats.tokens_per_s for side in (left, right)]
+    difference = first_difference(left.answer, right.answer)
     return {
-        "speedup": rate(left) / rate(right) if rate(right) else None,
-        "winner": left.decoder if rate(left) >= rate(right) else right.decoder,
-        "factor": fast / slow if slow else None,
+        "speedup": rates[0] / rates[1] if rates[1] else None,
+        "winner": (left if rates[0] >= rates[1] else right).options.decoder,
+        "factor": max(rates) / min(rates) if min(rates) else None,
         "identical": difference is None,
         "difference": difference,
     }
 
 
-def first_difference(left: Recording, right: Recording) -> dict[str, Any] | None:
+def first_difference(left: Answer, right: Answer) -> dict[str, Any] | None:
     """The first token in which the outputs differ: its number from 0, and each side's text from there on."""
-    a, b = left.tokens, right.tokens
+    a, b = left.token_ids, right.token_ids
     if a == b:
         return None
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return {"token": at, "left": _text_from(left, at), "right": _text_from(right, at)}
 
 
-def _text_from(recording: Recording, at: int, count: int = 8) -> str:
-    pieces = [piece for s in recording.steps for piece in s.pieces]
-    return "".join(pieces[at : at + count])
+def _text_from(answer: Answer, at: int, count: int = 8) -> str:
+    return "".join(token.text for token in list(answer.tokens)[at : at + count])
 
 
 def to_html(record: Mapping[str, Any]) -> str:
@@ -169,7 +133,7 @@ class Races:
 
     def prepare(self, _action: dict[str, Any]) -> dict[str, Any]:
         """The ready prompts and the decoders to choose from."""
-        return {"ready": [asdict(r) for r in READY], "decoders": DECODERS}
+        return {"ready": ready(), "decoders": DECODERS}
 
     def start(self, action: dict[str, Any]) -> dict[str, Any]:
         """action: {prompt, left, right, temperature, seed, max_tokens}; returns {ticket}. Raises DuoChatError."""

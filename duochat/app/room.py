@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app import hardware
+from duochat.app.answers import BUSY, Answers, Run
 from duochat.app.load import Machine
-from duochat.app.runs import Run, Runs
 from duochat.app.store import Message, Store
 from duochat.app.view import View, meta_of
-from duochat.chat.chat import Options, Step
+from duochat.chat.answer import Engine, Step
+from duochat.chat.chat import Options
 
 TITLE = 48  # characters of the first message that name a conversation
 LONGEST_MESSAGE = 200_000  # characters
+SAME = "At temperature 0 the target always takes the likeliest token, so the text is the same: raise the temperature."
 
 
 class Room:
     """One for the whole app; every tab and user meets here."""
 
-    def __init__(self, engine: Any, store: Store, defaults: Options) -> None:
-        self._engine, self.store, self.defaults = engine, store, defaults
-        machine = Machine()
-        self.runs = Runs(engine, self._keep, machine.load, self._plain_rate)
-        self.view = View(store, self.runs, machine)
+    def __init__(self, engine: Engine, store: Store, defaults: Options) -> None:
+        self.store, self.defaults = store, defaults
+        self.answers = Answers(engine, self._keep)
+        self.view = View(store, self.answers, Machine())
         self._asking = threading.Lock()
 
     def close(self) -> None:
         """Stop all answers and keep what they have."""
-        self.runs.close()
+        self.answers.close()
 
     def ask(self, action: dict[str, Any], options: Options) -> str:
         """Do what the page asks and return the conversation's id.
@@ -47,19 +47,19 @@ class Room:
             raise DuoChatError(f"The page asked for something unknown ({kind}): reload it.")
         with self._asking:  # two tabs may ask at once
             conversation = self._conversation(action, options)
-            if self.runs.of(conversation):
-                raise DuoChatError("This conversation is still being answered: press Stop first.")
+            if self.answers.under_way(conversation):
+                raise DuoChatError(BUSY)
             do(conversation, action, text, options)
             self.store.configure(conversation, asdict(options))
         return conversation
 
     def _conversation(self, action: dict[str, Any], options: Options) -> str:
-        wanted = action.get("conversation")
-        if wanted and self.store.get(str(wanted)):
-            return str(wanted)
-        if action.get("kind") == "send":
-            return self.store.create(asdict(options)).id
-        raise DuoChatError("This conversation is no longer there: open another one in the side bar.")
+        """The one that the page shows, which must still be there; a new one for a first message."""
+        wanted = str(action.get("conversation") or "")
+        if wanted or action.get("kind") != "send":
+            return self.store.require(wanted).id
+        self._check(str(action.get("text") or ""))
+        return self.store.create(asdict(options)).id
 
     def _send(self, conversation: str, action: dict[str, Any], text: str, options: Options) -> None:
         self._check(text)
@@ -73,7 +73,10 @@ class Room:
         self._run(conversation, asked.id, options)
 
     def _retry(self, conversation: str, action: dict[str, Any], _text: str, options: Options) -> None:
+        """With another seed, unless the person has chosen one."""
         message = self._message(conversation, action)
+        if message.role == "assistant" and options.seed == self.defaults.seed:
+            options = replace(options, seed=options.seed + len(message.versions))
         self._run(conversation, message.id if message.role == "user" else message.parent, options)
 
     def _edit(self, conversation: str, action: dict[str, Any], text: str, options: Options) -> None:
@@ -93,12 +96,9 @@ class Room:
         past = [{"role": m.role, "content": m.content} for m in self.store.thread(conversation)]
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
-        self.runs.start(Run(conversation, answer.id, messages, options, before))
-
-    def _plain_rate(self) -> float | None:
-        """Tokens/s of plain decoding as the calibration measured it."""
-        forward = hardware.known(self._engine).get("plain")
-        return 1 / forward if forward else None
+        self.answers.begin(
+            Run(conversation=conversation, message=answer.id, messages=messages, options=options, before=before)
+        )
 
     def _message(self, conversation: str, action: dict[str, Any]) -> Message:
         found = [m for m in self.store.thread(conversation) if m.id == action.get("message")]
@@ -114,8 +114,7 @@ class Room:
             raise DuoChatError(f"The message is longer than {LONGEST_MESSAGE:,} characters: shorten it.")
 
     def stop(self, action: dict[str, Any]) -> dict[str, Any]:
-        if run := self.runs.of(str(action.get("conversation"))):
-            self.runs.stop(run)
+        self.answers.stop(action.get("conversation"))
         return {}
 
     def choose(self, action: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class Room:
         """The conversations that the query finds, the latest first."""
         found = self.store.conversations(str(action.get("query") or ""))
         listed = [
-            {"id": c.id, "title": c.title, "updated": c.updated, "running": self.runs.of(c.id) is not None}
+            {"id": c.id, "title": c.title, "updated": c.updated, "running": self.answers.under_way(c.id) is not None}
             for c in found
         ]
         return {"notice": self.store.notice, "conversations": listed}
@@ -170,7 +169,11 @@ class Room:
         return {**self.view.thread(conversation), "text": message.content}
 
     def _keep(self, run: Run, steps: list[Step] | None) -> None:
-        self.store.update(run.message, run.before + run.text, meta_of(run), steps)
+        if run.answer.finish == "stop" and run.options.temperature == 0 and steps is None:
+            others = (self.store.message(id) for id in self.store.message(run.message).versions if id != run.message)
+            if any(other.content == run.text for other in others):
+                run.answer.add(Step(notice=SAME))
+        self.store.update(run.message, run.text, meta_of(run), steps)
 
 
 def title_of(text: str) -> str:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 import secrets
 import time
-import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app import exchange
+from duochat.app import exchange, traces
 from duochat.app.database import Database, data_dir
-from duochat.chat.chat import ROLES, Step
+from duochat.chat.answer import Step
+from duochat.chat.chat import ROLES
 
 TRASH_DAYS = 30  # how long a deleted conversation can be restored
 LONGEST_TITLE = 200
+GONE = "This conversation is no longer there, deleted perhaps in another tab: choose another one or start a new chat."
 PATH = """
 WITH RECURSIVE path (id, depth) AS (
     VALUES (?, 0)
@@ -37,7 +39,7 @@ SELECT m.id FROM below JOIN messages m USING (id) ORDER BY m.viewed DESC, m.id D
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """version grows with every change that another tab may not have seen; hand it back to be warned of one."""
+    """leaf: the last message on view. version: grows with every change."""
 
     id: str
     title: str
@@ -94,44 +96,38 @@ class Store:
     def create(self, settings: dict[str, Any] | None = None, title: str = "") -> Conversation:
         with self._db.writing():
             id = self._insert_conversation(title, settings or {}, time.time(), time.time())
-            return self._current(id)
+            return self.require(id)
 
-    def rename(self, conversation: str, title: str, version: int | None = None) -> Conversation:
-        return self._change(conversation, version, title=_title(title))
+    def rename(self, conversation: str, title: str) -> Conversation:
+        return self._change(conversation, title=_title(title))
 
-    def configure(self, conversation: str, settings: dict[str, Any], version: int | None = None) -> Conversation:
+    def configure(self, conversation: str, settings: dict[str, Any]) -> Conversation:
         """Remember the settings that it was last used with."""
-        return self._change(conversation, version, settings=json.dumps(settings))
+        return self._change(conversation, settings=json.dumps(settings))
 
-    def delete(self, conversation: str, version: int | None = None) -> None:
+    def delete(self, conversation: str) -> None:
         """Into the trash, from which `restore` takes it back within TRASH_DAYS."""
-        self._change(conversation, version, deleted=time.time())
+        self._change(conversation, deleted=time.time())
 
     def restore(self, conversation: str) -> Conversation:
         with self._db.writing():
             self._db.execute("UPDATE conversations SET deleted = NULL WHERE id = ?", conversation)
-            return self._current(conversation)
+            return self.require(conversation)
 
-    def _change(self, conversation: str, version: int | None, **values: Any) -> Conversation:
-        """Set columns. Raises DuoChatError when it is gone, or not of the given version any more."""
+    def _change(self, conversation: str, **values: Any) -> Conversation:
+        """Set columns. Raises DuoChatError when it is gone."""
         with self._db.writing():
-            before = self._current(conversation, version)
+            before = self.require(conversation)
             columns = ", ".join(f"{column} = ?" for column in values)
-            self._db.execute(
-                f"UPDATE conversations SET {columns}, version = version + 1 WHERE id = ?",
-                *values.values(),
-                conversation,
-            )
-            return before if "deleted" in values else self._current(conversation)
+            change = f"UPDATE conversations SET {columns}, version = version + 1 WHERE id = ?"
+            self._db.execute(change, *values.values(), conversation)
+            return before if "deleted" in values else self.require(conversation)
 
-    def _current(self, conversation: str, version: int | None = None) -> Conversation:
+    def require(self, conversation: str) -> Conversation:
+        """Raises DuoChatError when it is gone."""
         found = self.get(conversation)
         if found is None:
-            raise DuoChatError("This conversation is no longer there: choose another one or start a new chat.")
-        if version is not None and version != found.version:
-            raise DuoChatError(
-                "This conversation was changed in another tab: look at it again, then repeat your change."
-            )
+            raise DuoChatError(GONE)
         return found
 
     # ------------------------------------------------------------------ messages
@@ -149,21 +145,15 @@ class Store:
         return [_message(row, versions[row[1]]) for row in self._db.read(PATH, (found.leaf,))]
 
     def add(
-        self,
-        conversation: str,
-        parent: int | None,
-        role: str,
-        content: str,
-        meta: dict[str, Any] | None = None,
+        self, conversation: str, parent: int | None, role: str, content: str, meta: dict[str, Any] | None = None,
         steps: Iterable[Step] = (),
-        version: int | None = None,
-    ) -> Message:
+    ) -> Message:  # fmt: skip
         """A new message after `parent` (None: a first one), which comes on view. Beside others it is a new branch."""
         if role not in ROLES:
             raise DuoChatError(f"A message has the role {role!r}: give {', '.join(ROLES)}.")
-        trace = _packed(steps)
+        trace = traces.pack(steps)
         with self._db.writing():
-            self._current(conversation, version)
+            self.require(conversation)
             self._belongs(conversation, parent)
             id = self._insert_message(conversation, parent, role, content, meta or {}, time.time(), trace)
             self._show(conversation, id)
@@ -185,7 +175,7 @@ class Store:
         self, message: int, content: str, meta: dict[str, Any] | None = None, steps: Iterable[Step] | None = None
     ) -> None:
         """For the one who writes an answer: its text so far, its notes and trace. None leaves them as they are."""
-        trace = _packed(steps or ())
+        trace = traces.pack(steps or ())
         with self._db.writing():
             self._db.execute("UPDATE messages SET content = ? WHERE id = ?", _storable(content), message)
             if meta is not None:
@@ -194,22 +184,27 @@ class Store:
                 self._db.execute("INSERT OR REPLACE INTO traces VALUES (?, ?)", message, trace)
 
     def trace(self, message: int) -> list[Step]:
-        """The steps by which the answer came; [] when none were kept."""
-        rows = self._db.read("SELECT steps FROM traces WHERE message = ?", (message,))
-        return _unpacked(rows[0][0]) if rows else []
+        """The steps by which the answer came; [] when none were kept, or when they cannot be read any more."""
+        with suppress(ValueError):
+            return traces.unpack(self._trace(message))
+        return []
 
-    def select(self, conversation: str, message: int, version: int | None = None) -> None:
+    def _trace(self, message: int) -> bytes:
+        rows = self._db.read("SELECT steps FROM traces WHERE message = ?", (message,))
+        return rows[0][0] if rows else b""
+
+    def select(self, conversation: str, message: int) -> None:
         """Show this version of a message, and below it what was last on view there."""
         with self._db.writing():
-            self._current(conversation, version)
+            self.require(conversation)
             self._belongs(conversation, message)
             (leaf,) = self._db.execute(LAST_VIEWED_BELOW, message).fetchone()
             self._show(conversation, leaf)
 
-    def settle(self, conversation: str, leaf: int | None, version: int | None = None) -> None:
+    def settle(self, conversation: str, leaf: int | None) -> None:
         """End the view at this message (None: at nothing). What follows it stays as a branch."""
         with self._db.writing():
-            self._current(conversation, version)
+            self.require(conversation)
             self._belongs(conversation, leaf)
             self._show(conversation, leaf)
 
@@ -225,53 +220,41 @@ class Store:
 
     def _insert_conversation(self, title: str, settings: dict[str, Any], created: float, updated: float) -> str:
         id = secrets.token_hex(8)
-        self._db.execute(
-            "INSERT INTO conversations (id, title, created, updated, settings) VALUES (?, ?, ?, ?, ?)",
-            id,
-            _title(title),
-            created,
-            updated,
-            json.dumps(settings),
-        )
+        insert = "INSERT INTO conversations (id, title, created, updated, settings) VALUES (?, ?, ?, ?, ?)"
+        self._db.execute(insert, id, _title(title), created, updated, json.dumps(settings))
         return id
 
     def _insert_message(
-        self,
-        conversation: str,
-        parent: int | None,
-        role: str,
-        content: str,
-        meta: dict[str, Any],
-        created: float,
+        self, conversation: str, parent: int | None, role: str, content: str, meta: dict[str, Any], created: float,
         trace: bytes,
-    ) -> int:
-        id = self._db.execute(
-            "INSERT INTO messages (conversation, parent, role, content, meta, created) VALUES (?, ?, ?, ?, ?, ?)",
-            conversation,
-            parent,
-            role,
-            _storable(content),
-            json.dumps(meta),
-            created,
-        ).lastrowid
+    ) -> int:  # fmt: skip
+        insert = "INSERT INTO messages (conversation, parent, role, content, meta, created) VALUES (?, ?, ?, ?, ?, ?)"
+        row = (conversation, parent, role, _storable(content), json.dumps(meta), created)
+        id = self._db.execute(insert, *row).lastrowid
         if trace:
             self._db.execute("INSERT INTO traces VALUES (?, ?)", id, trace)
         return int(id or 0)
 
     # ------------------------------------------------------- export and import
 
-    def export(self, conversation: str | None = None, form: str = "json", traces: bool = True) -> str:
-        """One conversation or all as the text of a file; form: "json" (everything) or "markdown" (what is on view)."""
-        wanted = self.conversations() if conversation is None else [self._current(conversation)]
-        write = exchange.markdown if form == "markdown" else exchange.dump
-        return write(self._parcel(c, traces and form != "markdown") for c in wanted)
+    def export(self, conversation: str | None = None, form: str = "json") -> str:
+        """One conversation or all as the text of a file; form: "json" (everything) or "markdown" (what is on view).
+
+        What `import_` would refuse as too large comes without traces. Raises DuoChatError when that is too large too.
+        """
+        wanted = self.conversations() if conversation is None else [self.require(conversation)]
+        if form == "markdown":
+            return exchange.markdown(self._parcel(c, False) for c in wanted)
+        text = exchange.dump(self._parcel(c, True) for c in wanted)
+        if len(text) > exchange.LARGEST:
+            text = exchange.dump(self._parcel(c, False) for c in wanted)
+        exchange.require_size(text)
+        return text
 
     def _parcel(self, c: Conversation, traces: bool) -> exchange.Parcel:
         query = "SELECT id, parent, role, content, meta, created FROM messages WHERE conversation = ? ORDER BY id"
         entries = tuple(
-            exchange.Entry(
-                id, parent, role, content, json.loads(meta), created, tuple(self.trace(id)) if traces else ()
-            )
+            exchange.Entry(id, parent, role, content, json.loads(meta), created, self._trace(id) if traces else b"")
             for id, parent, role, content, meta, created in self._db.read(query, (c.id,))
         )
         return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated)
@@ -280,14 +263,14 @@ class Store:
         """Add the conversations of an exported file as new ones. Raises DuoChatError, and then has added none."""
         parcels = exchange.parse(text)
         with self._db.writing():
-            return [self._current(self._unpack(parcel)) for parcel in parcels]
+            return [self.require(self._unpack(parcel)) for parcel in parcels]
 
     def _unpack(self, parcel: exchange.Parcel) -> str:
         now = time.time()
         id = self._insert_conversation(parcel.title, parcel.settings, parcel.created or now, parcel.updated or now)
         new: dict[int | None, int | None] = {None: None}
         for e in parcel.entries:
-            row = (e.role, e.content, e.meta, e.created or now, _packed(e.trace))
+            row = (e.role, e.content, e.meta, e.created or now, e.trace)
             new[e.key] = self._insert_message(id, new[e.parent], *row)
         self._show(id, new[parcel.leaf])
         return id
@@ -313,13 +296,3 @@ def _title(text: str) -> str:
 def _storable(text: str) -> str:
     """Half a surrogate pair, which a browser can send, has no UTF-8: it becomes a question mark."""
     return text.encode("utf-8", "replace").decode()
-
-
-def _packed(steps: Iterable[Step]) -> bytes:
-    """Compressed JSON lines; b"" for no steps."""
-    lines = "\n".join(step.to_json() for step in steps)
-    return zlib.compress(lines.encode()) if lines else b""
-
-
-def _unpacked(data: bytes) -> list[Step]:
-    return [Step.from_json(line) for line in zlib.decompress(data).decode().split("\n")]

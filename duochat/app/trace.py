@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from duochat import config
-from duochat.app.recording import Recording, record
 from duochat.chat.chat import Options
+from duochat.chat.recording import Recording, record
 from duochat.chat.worker import Worker
 
 
@@ -16,12 +16,10 @@ def recorded(prompt: str, options: Options, settings: config.Settings) -> Record
     """One answer by the settings' pair, with what the machine was measured to be. Raises DuoChatError."""
     worker = Worker(settings)
     try:
-        record(worker, "Say hello.", replace(options, max_tokens=4), lambda: False, lambda step: None)
-        made = record(worker, prompt, options, lambda: False, lambda step: None)
+        record(worker, "Say hello.", replace(options, max_tokens=4), lambda: False, lambda answer: None)
+        return record(worker, prompt, options, lambda: False, lambda answer: None)
     finally:
         worker.close()
-    hardware = dict(made.hardware)
-    return replace(made, costs=hardware.pop("costs", {}), hardware=hardware)
 
 
 def main() -> None:
@@ -37,7 +35,7 @@ def main() -> None:
     options = Options(decoder=args.decoder, temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
     made = recorded(args.prompt, options, config.load(args.config))
     args.file.write_text("\n".join(made.lines()) + "\n", "utf-8")
-    print(f"{args.file}: {made.stats.to_dict()}")
+    print(f"{args.file}: {made.answer.stats.to_dict()}")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from duochat.app.frames import Live
+from duochat.app.answers import Answers, Run
+from duochat.app.frames import Frame, frame
+from duochat.app.kept import META, fits, options_of
 from duochat.app.load import Machine
 from duochat.app.prose import Stream, render
-from duochat.app.runs import Run, Runs
 from duochat.app.store import Message, Store
+from duochat.chat.answer import Answer
+from duochat.chat.chat import Options
 
 INTERVAL = 1 / 15  # seconds between two updates of a page
 CROWDED = 0.85, 1 / 5  # when so much of the processor is busy, the lanes need it more: this interval
@@ -53,36 +56,39 @@ class Look:
 class View:
     """One for the whole app."""
 
-    def __init__(self, store: Store, runs: Runs, machine: Machine) -> None:
-        self._store, self._runs, self._machine = store, runs, machine
+    def __init__(self, store: Store, answers: Answers, machine: Machine) -> None:
+        self._store, self._answers, self._machine = store, answers, machine
 
     def thread(self, conversation: str) -> dict[str, Any]:
-        """The whole conversation as the page draws it."""
-        found = self._store.get(conversation)
-        if found is None:
+        """The whole conversation as the page draws it; "" is a new one. Raises DuoChatError when it is gone."""
+        if not conversation:
             return {"conversation": "", "title": "", "messages": []}
-        running = self._runs.of(conversation)
+        found = self._store.require(conversation)
+        running = self._answers.under_way(conversation)
         messages = [draw(m, running) for m in self._store.thread(conversation)]
         return {"conversation": conversation, "title": found.title, "messages": messages}
 
     async def watch(self, conversation: str, look: Look) -> AsyncIterator[dict[str, Any]]:
         """Values for the page: first the whole thread, then what is new while it is answered, last the whole again."""
-        run = self._runs.of(conversation)
+        run = self._answers.under_way(conversation)
         yield {"thread": await asyncio.to_thread(self.thread, conversation), "status": self.status(run)}
         if run is None:
             return
         stream, seen, busy = Stream(), 0, 0.0
         while look.open and await writing(run, max(self.pace(), 8 * busy)):
-            if look.behind() or (len(run.frames) == seen and look.recent()):
+            if look.behind() or (len(run.answer.steps) == seen and look.recent()):
                 continue
             begun = time.monotonic()
-            frames = run.frames_from(seen)
-            yield {"stream": grown(run, stream), "status": self.status(run), "message": run.message, "frames": frames}
-            seen, busy = frames[-1]["n"] if frames else seen, time.monotonic() - begun
+            drawn = self._frame(run, seen)
+            yield {"stream": grown(run, stream), "status": self.status(run), "message": run.message, "frames": [drawn]}
+            seen, busy = drawn["n"], time.monotonic() - begun
         if look.open:
             thread = await asyncio.to_thread(self.thread, conversation)
-            frames = run.frames_from(seen)
+            frames = [self._frame(run, seen)]
             yield {"thread": thread, "status": self.status(run), "message": run.message, "frames": frames}
+
+    def _frame(self, run: Run, seen: int = 0) -> Frame:
+        return frame(run.answer, run.options, seen, self._machine.load())
 
     def pace(self) -> float:
         """Seconds between two updates of a page now."""
@@ -93,31 +99,27 @@ class View:
         """The thread again, for a page that missed something."""
         return self.thread(str(action.get("conversation")))
 
-    def picture(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The picture of an answer, whole: a frame of `render.Live`."""
-        run = self._runs.of(str(action.get("conversation")))
+    def picture(self, action: dict[str, Any]) -> Frame:
+        """The picture of an answer, whole."""
+        run = self._answers.under_way(str(action.get("conversation")))
         if run and run.message == action.get("message"):
-            return run.frames_from(0)[0] if run.frames else {}
-        figures = self._store.message(int(action["message"])).meta.get("figures", {})
-        live = Live(figures.get("decoder", ""), figures.get("plain_rate"))
-        for step in self._store.trace(int(action["message"])):
-            live.feed(step)
-        return live.snapshot()
+            return self._frame(run)
+        message = self._store.message(int(action["message"]))
+        return frame(Answer(self._store.trace(message.id)), options_of(message.meta.get("options"), Options()))
 
     def status(self, run: Run | None) -> dict[str, Any]:
         """The line under the answer."""
         if run is None:
-            return {"phase": "idle", "queue": self._runs.busy()}
-        figures = run.stats.to_dict()
+            return {"phase": "idle", "queue": len(self._answers)}
+        answer, stats = run.answer, run.answer.stats
         return {
-            "phase": run.phase, "finish": run.finish, "doing": run.doing, "progress": run.progress,
-            "rate": run.rate(),
-            "tokens": run.stats.completion_tokens, "alpha": figures["acceptance_rate"] if run.stats.tested else None,
-            "tau": run.stats.mean_accepted_length or None,
-            "ttft": run.first_at - run.asked_at if run.first_at else None,
-            "context": [run.prompt_tokens + run.stats.completion_tokens, run.context_length],
-            "speculation": run.speculation, "reason": run.reason, "decoder": run.options.decoder,
-            "notices": list(run.notices), "error": run.error, "pace": self.pace(), **self._machine.load(),
+            "phase": answer.phase, "finish": answer.finish, "doing": answer.doing, "progress": answer.progress,
+            "rate": stats.rate if answer.phase == "done" else answer.recent().rate,
+            "tokens": stats.completion_tokens, "alpha": stats.acceptance_rate if stats.tested else None,
+            "tau": stats.mean_accepted_length or None, "ttft": stats.first_token_at,
+            "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length],
+            "speculation": answer.speculation, "reason": answer.reason, "decoder": run.options.decoder,
+            "notices": list(answer.notices), "error": answer.error, "pace": self.pace(), **self._machine.load(),
         }  # fmt: skip
 
 
@@ -131,17 +133,17 @@ async def writing(run: Run, seconds: float) -> bool:
 
 def grown(run: Run, stream: Stream) -> dict[str, Any]:
     """The blocks of the running answer from the first one that may have changed."""
-    first, blocks = stream.blocks(run.before + run.text)
+    first, blocks = stream.blocks(run.text)
     return {"message": run.message, "from": first, "blocks": blocks}
 
 
 def draw(message: Message, running: Run | None) -> dict[str, Any]:
     """One message as the page draws it."""
     live = running is not None and running.message == message.id
-    text = running.before + running.text if live else message.content
+    text = running.text if live else message.content
     drawn = {
         "id": message.id, "role": message.role, "text": text, "versions": list(message.versions), "live": live,
-        **{k: message.meta[k] for k in KEPT if k in message.meta},
+        **{k: message.meta[k] for k in KEPT if k in message.meta and fits(message.meta[k], META[k])},
     }  # fmt: skip
     if message.role == "assistant":
         drawn["blocks"] = render(text) if live else list(render_once(text))
@@ -150,12 +152,12 @@ def draw(message: Message, running: Run | None) -> dict[str, Any]:
 
 def meta_of(run: Run) -> dict[str, Any]:
     """What is kept beside an answer: its settings and figures."""
-    figures = run.stats.to_dict()
+    answer, stats = run.answer, run.answer.stats
     return {
-        "finish": run.finish, "error": run.error, "notices": run.notices, "options": asdict(run.options),
+        "finish": answer.finish, "error": answer.error, "notices": list(answer.notices), "options": asdict(run.options),
         "figures": {
-            "rate": run.rate(), "alpha": figures["acceptance_rate"], "tau": run.stats.mean_accepted_length,
-            "ttft": run.stats.first_token_at, "tokens": run.stats.completion_tokens, "decoder": run.options.decoder,
-            "plain_rate": run.live.plain_rate,
+            "rate": stats.rate, "alpha": stats.acceptance_rate, "tau": stats.mean_accepted_length,
+            "ttft": stats.first_token_at, "tokens": stats.completion_tokens, "decoder": run.options.decoder,
+            "speedup": stats.speedup,
         },
     }  # fmt: skip

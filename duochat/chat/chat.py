@@ -1,16 +1,16 @@
 """A conversation answered: messages in, a stream of Steps out; stop rules, context and sentences for people.
 
-The engine below knows token ids only, the page above reads Steps only. `Chat` and `worker.Worker` answer alike.
+The engine below knows token ids only, the rooms above read Steps only. `worker.Worker` has a Chat in its child.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
+from duochat.chat.answer import Step
 from duochat.chat.text import AnswerText, Messages, Tokenizer
 from duochat.config import AUTO, Settings, check
 from duochat.engine.decoding import Request
@@ -18,26 +18,10 @@ from duochat.engine.lanes import never
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import Sampling
 
+if TYPE_CHECKING:
+    from duochat.engine.engine import Engine
+
 ROLES = ("system", "user", "assistant")
-
-
-class Engine(Protocol):
-    """Both lanes, as the chat needs them."""
-
-    eos: frozenset[int]
-    context_length: int
-
-    def decode(
-        self,
-        context: Sequence[int],
-        request: Request,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None,
-    ) -> Iterator[Round]: ...
-
-    def calibrate(self) -> Any: ...
-
-    def describe(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,52 +57,6 @@ class Options:
 
     def sampling(self) -> Sampling:
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is new since the step before. The last step of an answer has `finish`, and `error` if it failed.
-
-    text is "".join(pieces), to be appended; all texts together are the answer. There is a piece for each emitted
-    token, "" when its text comes with a later one; a last round may carry one more, of text that was held back.
-    """
-
-    round: Round | None = None
-    text: str = ""
-    pieces: tuple[str, ...] = ()
-    draft_texts: Mapping[int, str] = field(default_factory=dict)  # id of a drafted token -> its text
-    phase: str = ""  # "queued", "loading", "prefill", "decode" or "done"
-    progress: tuple[int, int] | None = None  # (done, total) of the phase; in "queued": (requests ahead, waiting)
-    notice: str = ""  # a sentence for the person, not part of the answer
-    prompt_tokens: int = 0
-    context_length: int = 0
-    finish: str | None = None  # "stop", "length", "cancelled" or "error"
-    error: str = ""  # one sentence: what happened, what to do
-
-    def to_json(self) -> str:
-        """One JSON line; `from_json` is its inverse."""
-        return _to_json(self)
-
-    @classmethod
-    def from_json(cls, line: str | Mapping[str, Any]) -> Step:
-        """Raises ValueError when the line is not a step."""
-        raw = json.loads(line) if isinstance(line, str) else dict(line)
-        try:
-            raw["round"] = Round.from_json(raw["round"]) if raw["round"] else None
-            raw["pieces"] = tuple(raw["pieces"])
-            raw["draft_texts"] = {int(id): text for id, text in raw["draft_texts"].items()}
-            raw["progress"] = tuple(raw["progress"]) if raw["progress"] else None
-            return cls(**raw)
-        except (KeyError, TypeError, AttributeError) as fault:
-            raise ValueError("not a step") from fault
-
-
-def plain(record: Any) -> dict[str, Any]:
-    """The `default` of JSON encoders for records; dataclasses.asdict takes ten times as long."""
-    return {f.name: getattr(record, f.name) for f in fields(record)}
-
-
-_to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=plain).encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from duochat.engine.llama.drafter import LlamaDrafter
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Acceptance
-from duochat.models import Progress, cache_dir, fetch, require_pair, target_folder
+from duochat.models import Progress, cache_dir, target_folder
+from duochat.models.files import Files, locate
 from duochat.models.store import silent
 
 
@@ -43,27 +44,29 @@ class Engine:
         self.costs = costs or self._stored() or self.calibrate()
 
     @classmethod
-    def load(cls, settings: Settings, progress: Progress = silent) -> Engine:
-        """Fetch, convert and load the pair, measure what each lane costs (cached by hardware and models).
+    def load(cls, settings: Settings, progress: Progress = silent, files: Files | None = None) -> Engine:
+        """Convert and load the pair, measure what each lane costs (cached by hardware and models).
+
+        files: of this pair, as `locate` found them; without them it is asked.
 
         A draft that cannot be used leaves `fault` set: the target then decodes alone. Raises DuoChatError when the
         target cannot be used. progress(label, done, total).
         """
         gc.unfreeze()
-        engine = cls._load(settings, progress)
+        engine = cls._load(settings, files or locate(settings, progress), progress)
         gc.collect()
         gc.freeze()  # what loading made lasts; to look through it would stop a chat now and then
         return engine
 
     @classmethod
-    def _load(cls, settings: Settings, progress: Progress) -> Engine:
+    def _load(cls, settings: Settings, files: Files, progress: Progress) -> Engine:
         sys.setswitchinterval(2e-4)  # two lanes share the interpreter: hand it over quickly
-        folder = target_folder(fetch(settings.target, progress), progress)
+        folder, draft = target_folder(files.target, progress), files.draft
         progress("Loading the target model", 0, 0)
         target = _target(settings, folder)
+        if draft is None:
+            return cls(target, None, fault=files.fault)
         try:
-            draft = fetch(settings.draft, progress)
-            require_pair(folder, draft)
             progress("Loading the draft model", 0, 0)
             threads = 1 if settings.draft_threads == "auto" else settings.draft_threads
             length = min(settings.context_length, target.context_length)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from duochat.engine.sampling import Sampling
-
 if TYPE_CHECKING:
+    from duochat.engine.sampling import Sampling
     from duochat.engine.tree import Node
 
 

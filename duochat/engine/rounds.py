@@ -7,7 +7,7 @@ everything else is derived (`Stats`). Standard library only. Times are seconds s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -48,10 +48,10 @@ class Round:
     last: str  # what the last emitted token is: "accepted", "correction", "bonus" or "plain"
     drafted: tuple[Draft, ...] = ()  # since the round before
     batches: tuple[Batch, ...] = ()  # ended since the round before
-    pending: tuple[int, ...] = ()  # draft ids verified in this forward
+    pending: tuple[int, ...] = ()  # draft ids verified: they had a row in this forward, whether tested or not
     accepted: tuple[int, ...] = ()  # draft ids, in order; each is one of the emitted tokens
-    rejected: tuple[int, ...] = ()  # draft ids tested against the target's token and found different
-    ignored: tuple[int, ...] = ()  # draft ids that left the tree untested
+    rejected: tuple[int, ...] = ()  # draft ids at the place where the target's own token was none of the drafted
+    ignored: tuple[int, ...] = ()  # draft ids that left the tree untested: another branch won, or none was reached
     token_probs: tuple[float, ...] = ()  # the target's probability of each emitted token
     pending_probs: tuple[float, ...] = ()  # the target's probability of each pending token
     phase: str = "decode"  # "prefill" for the round that reads the prompt
@@ -64,6 +64,11 @@ class Round:
     speculation: str = "on"  # "on", "off" (nothing will be drafted), "warming" or "paused"
     reason: str = ""  # a sentence's part: why speculation is not on; "" where there is nothing to say
     finish: str | None = None  # "stop", "length", "cancelled" or "error" on the last round
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Where each emitted token comes from: "accepted" for the drafted ones, then what `last` says."""
+        return ("accepted",) * len(self.accepted) + (self.last,) * (len(self.tokens) - len(self.accepted))
 
     def to_json(self) -> str:
         """One JSON line; `from_json` is its inverse."""
@@ -83,9 +88,12 @@ class Round:
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()})
 
 
+SETTLED = 16  # rounds before a speedup is told: the first ones compile, warm up and wait for the draft
+
+
 @dataclass(slots=True)
 class Stats:
-    """Figures of one answer, summed from its rounds (definitions: README, "Words")."""
+    """Figures of one answer, or of some rounds of it, summed from its rounds (definitions: README, "Words")."""
 
     prompt_tokens: int = 0
     rounds: int = 0
@@ -98,9 +106,14 @@ class Stats:
     hits: int = 0
     outcomes: int = 0
     first_token_at: float | None = None
+    first_tokens: int = 0  # emitted by that time
     last_token_at: float = 0.0
     cpu_busy: float = 0.0
     gpu_busy: float = 0.0
+    compared: int = 0  # rounds of speculation whose plain forward is known
+    compared_s: float = 0.0  # what they took
+    compared_plain_s: float = 0.0  # what plain decoding would have taken for their tokens
+    plain: float = 0.0  # seconds of such a forward, by the last rounds
     budgets: list[float] = field(default_factory=list)
 
     def add(self, r: Round) -> Stats:
@@ -120,14 +133,23 @@ class Stats:
     def _clock(self, r: Round) -> None:
         """Busy time counts between first and last token only (DESIGN: idle)."""
         if self.first_token_at is None:
-            self.first_token_at = r.ended if r.tokens else None
+            self.first_token_at, self.first_tokens = (r.ended, len(r.tokens)) if r.tokens else (None, 0)
         elif r.tokens:
             self.gpu_busy += r.ended - r.started
+            self._compare(r)
         if self.first_token_at is not None:
             since = self.first_token_at
             self.cpu_busy += sum(max(0.0, b.ended - max(b.started, since)) for b in r.batches)
         if r.tokens:
             self.last_token_at = r.ended
+
+    def _compare(self, r: Round) -> None:
+        """With plain decoding as it is about now; one that is itself plain has nothing to be compared with."""
+        if r.plain and r.speculation != "off":
+            self.compared += 1
+            self.compared_s += r.ended - self.last_token_at
+            self.compared_plain_s += len(r.tokens) * r.plain
+            self.plain = r.plain
 
     @property
     def tested(self) -> int:
@@ -148,19 +170,36 @@ class Stats:
         """Seconds between first and last token."""
         return self.last_token_at - (self.first_token_at or 0.0)
 
+    @property
+    def rate(self) -> float | None:
+        """Tokens/s of decoding: those after the first round's, over `decode_s`; None while there are none."""
+        return (self.completion_tokens - self.first_tokens) / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens/s from the request to the last token, the prompt's reading included."""
+        return self.completion_tokens / self.last_token_at if self.last_token_at else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Plain decoding's time over this answer's, for the rounds where the first is known; None before SETTLED."""
+        return self.compared_plain_s / self.compared_s if self.compared >= SETTLED and self.compared_s > 0 else None
+
+    def idle(self, busy: float) -> float:
+        """The share of the time between first and last token that is left beside so many busy seconds."""
+        return max(0.0, 1 - busy / self.decode_s) if self.decode_s > 0 else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         """The `stats` object of `chat --json`."""
-        span = self.decode_s
-        idle = {k: max(0.0, 1 - busy / span) if span > 0 else 0.0
-                for k, busy in (("cpu_idle", self.cpu_busy), ("gpu_idle", self.gpu_busy))}  # fmt: skip
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "ttft_s": self.first_token_at or 0.0,
             "total_s": self.last_token_at,
-            "tokens_per_s": self.completion_tokens / self.last_token_at if self.last_token_at else 0.0,
+            "tokens_per_s": self.tokens_per_s,
             "rounds": self.rounds,
             "drafted": self.drafted,
+            "verified": self.pending,
             "tested": self.tested,
             "accepted": self.accepted,
             "rejected": self.rejected,
@@ -169,7 +208,8 @@ class Stats:
             "mean_accepted_length": self.mean_accepted_length,
             "draft_budget": self.budgets[-1] if self.budgets else 0.0,
             "hit_rate": self.hits / self.outcomes if self.outcomes else 0.0,
-            **idle,
+            "cpu_idle": self.idle(self.cpu_busy),
+            "gpu_idle": self.idle(self.gpu_busy),
         }
 
 
@@ -179,10 +219,3 @@ def total(rounds: Iterable[Round], prompt_tokens: int = 0) -> Stats:
     for r in rounds:
         stats.add(r)
     return stats
-
-
-def read_jsonl(lines: Iterable[str]) -> Iterator[Round]:
-    """Rounds from JSON lines; blank lines are skipped. Raises ValueError on a line that is not a round."""
-    for line in lines:
-        if line.strip():
-            yield Round.from_json(line)

@@ -1,0 +1,36 @@
+"""Sentences for what ends an engine: an exception that nobody expected, or the death of its process."""
+
+from __future__ import annotations
+
+import signal
+
+MEMORY = "close other programs, choose smaller models or a shorter context_length"
+MEMORY_SIGNS = ("out of memory", "cannot allocate", "can't allocate", "not enough memory", "failed to map segment")
+DEATHS = {
+    "SIGKILL": f"The engine was killed (SIGKILL), most often because memory ran out: {MEMORY}.",
+    "SIGTERM": "The engine was ended from outside (SIGTERM): see who did it, then try again.",
+    "SIGILL": "A library of the engine was built for another processor (SIGILL): on this machine, run "
+    "`pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python`.",
+}
+CRASHED = (
+    "A library of the engine crashed ({}): its own words, if any, are on the terminal. Update llama-cpp-python and "
+    "torch, or choose another pair."
+)
+
+
+def sentence(fault: BaseException) -> str:
+    """What happened and what to do, for an exception while models are loaded or used."""
+    said = str(fault).strip().partition("\n")[0]
+    what = f"{type(fault).__name__}: {said}" if said else type(fault).__name__
+    if isinstance(fault, MemoryError) or any(sign in str(fault).lower() for sign in MEMORY_SIGNS):
+        return f"Memory ran out ({what}): {MEMORY}."
+    if isinstance(fault, ImportError):
+        return f"The installation is not whole ({what}): run `pip install -r requirements.txt` again."
+    return f"The engine failed ({what}): try again, or choose another pair."
+
+
+def obituary(code: int | None, answering: bool) -> str:
+    """What the engine's process died of. code: its exit status, below 0 a signal. answering: a text was under way."""
+    name = signal.Signals(-code).name if code and code < 0 else ""
+    died = DEATHS.get(name) or (CRASHED.format(name) if name else f"The engine ended (exit status {code}): try again.")
+    return f"{died} The text so far is kept, and your next message starts it again." if answering else died

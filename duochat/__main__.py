@@ -1,4 +1,4 @@
-"""The commands: python -m duochat chat|bench|calibrate|check|models|distill|widen.
+"""The commands: python -m duochat chat|bench|serve|calibrate|check|models|distill|widen.
 
 Each command imports what it needs when it runs, so that --help answers at once.
 """
@@ -278,6 +278,7 @@ def models(args: argparse.Namespace) -> int:
 COMMANDS = {
     "chat": Command("answer one prompt", _chat_arguments, chat),
     "bench": _elsewhere("bench.bench", "measure the decoders on the tasks"),
+    "serve": _elsewhere("api.serve", "answer programs over HTTP, in OpenAI's form"),
     "calibrate": Command("measure both devices", _calibrate_arguments, calibrate),
     "check": Command("does a draft fit a target?", _calibrate_arguments, check),
     "models": Command("presets, and what of them is here", _models_arguments, models),

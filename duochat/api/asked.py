@@ -13,8 +13,8 @@ from duochat.chat.chat import Options
 from duochat.chat.text import Messages
 
 WITHOUT_EFFECT = {
-    "cache_prompt", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_retention",
-    "safety_identifier", "service_tier", "store", "timings_per_token", "user",
+    "cache_prompt", "id_slot", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "timings_per_token", "user",
 }  # fmt: skip
 PENALTIES = {"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)}
 NEUTRAL: dict[str, tuple[Any, ...]] = PENALTIES | {  # values with which a field asks for nothing
@@ -88,6 +88,13 @@ class Asked(Given):
     decoder: str | None = None
     draft_budget: int | Literal["auto"] | None = None
     duochat: dict[Literal["origins"], bool] = {}  # origins: say of every token where it comes from
+
+    @field_validator("messages")
+    @classmethod
+    def _one_to_continue(cls, messages: list[Message]) -> list[Message]:
+        if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
+            raise ValueError("two of the assistant at the end leave open which to continue: join them")
+        return messages
 
     @field_validator("stop", "prompt", mode="before")
     @classmethod

@@ -75,6 +75,8 @@ def run(folder, tests, engine, port, key=""):
 def main():
     engine = Worker(config.load())
     try:
+        for _ in engine.loading():
+            pass
         codes = run(sys.argv[1], OPEN, engine, 8180), run(sys.argv[1], LOCKED, engine, 8181, KEY)
     finally:
         engine.close()

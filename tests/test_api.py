@@ -99,9 +99,11 @@ def serving(app):
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield f"{URL}:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"{URL}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -599,6 +601,15 @@ def test_the_line_has_an_end_and_tells_the_place(worker):
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
             assert int(answer.headers["retry-after"]) >= 1
     assert idle(worker)
+
+
+def test_a_request_that_was_let_in_is_answered_to_its_end():
+    """Its later choices stand in line anew, behind however many."""
+    line = Step(phase="queued", progress=(9, 10))
+    engine = Told(*RECORD)
+    engine.reply = lambda *_, told=iter([[*RECORD], [line, *RECORD]]): iter(next(told))
+    answer = chat(client(engine, longest_queue=2), hello(n=2))
+    assert (answer.status_code, answer.headers["x-duochat-queue"]) == (200, "0")
 
 
 # ---------------------------------------------------------------- clients that people use

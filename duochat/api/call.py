@@ -124,23 +124,21 @@ class Call:
         for choice, (prompt, options) in zip(self.choices, self._jobs, strict=True):
             step = Step()
             async for step in _drained(self._engine, prompt, options, self._over.is_set):
+                if step.phase == "queued" and step.progress and choice.index == 0 and not self._ahead:
+                    self._admit(step.progress[0])
                 if step.finish != "error":
-                    self._admit(step)
                     yield choice, step
             if step.finish in ("error", None):  # before it has read the prompt, an engine that lives speaks of that
                 dead, read = self._engine.status()["state"] == "dead", choice.answer.prompt_tokens
                 sentence = step.error or "The engine stopped without an answer: try again."
                 raise Refused(503 if dead else 500 if read else 400, sentence)
 
-    def _admit(self, step: Step) -> None:
-        if step.phase == "queued" and step.progress and not self._ahead:
-            self._ahead = step.progress[0]
-            if self._ahead > self._longest_queue:
-                refused = Refused(
-                    429, f"{self._ahead} requests are before this one: try again later.", code="queue_full"
-                )
-                refused.headers["retry-after"] = "1"  # seconds; a place is free whenever an answer ends
-                raise refused
+    def _admit(self, ahead: int) -> None:
+        self._ahead = ahead
+        if ahead > self._longest_queue:
+            refused = Refused(429, f"{ahead} requests are before this one: try again later.", code="queue_full")
+            refused.headers["retry-after"] = "1"  # seconds; a place is free whenever an answer ends
+            raise refused
 
 
 async def _drained(

@@ -606,8 +606,8 @@ def test_the_line_has_an_end_and_tells_the_place(worker):
 def test_a_request_that_was_let_in_is_answered_to_its_end():
     """Its later choices stand in line anew, behind however many."""
     line = Step(phase="queued", progress=(9, 10))
-    engine = Told(*RECORD)
-    engine.reply = lambda *_, told=iter([[*RECORD], [line, *RECORD]]): iter(next(told))
+    engine, told = Told(), iter([RECORD, (line, *RECORD)])
+    engine.reply = lambda *_: iter(next(told))
     answer = chat(client(engine, longest_queue=2), hello(n=2))
     assert (answer.status_code, answer.headers["x-duochat-queue"]) == (200, "0")
 

@@ -1,4 +1,4 @@
-"""The commands: python -m duochat chat|bench|calibrate|check|models|distill|widen.
+"""The commands: python -m duochat chat|bench|serve|calibrate|check|models|distill|widen.
 
 Each command imports what it needs when it runs, so that --help answers at once.
 """
@@ -273,6 +273,7 @@ def _fits(listed: Any) -> str:
 COMMANDS = {
     "chat": Command("answer one prompt", _chat_arguments, chat),
     "bench": _elsewhere("bench.bench", "measure the decoders on the tasks"),
+    "serve": _elsewhere("api.serve", "answer programs over HTTP, in OpenAI's form"),
     "calibrate": Command("measure both devices", _calibrate_arguments, calibrate),
     "check": Command("can a target be one, does a draft fit it?", _calibrate_arguments, check),
     "models": Command("presets, and the models that lie on this disk", _models_arguments, models),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO
@@ -39,6 +40,15 @@ def add_pair(parser: argparse.ArgumentParser) -> None:
 def text(argument: str) -> str:
     """The type of an argument that people write; bytes that are no UTF-8 become the sign for that."""
     return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """--host, --port, --api-key and --cors."""
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
+    parser.add_argument("--port", type=int, help="port to listen on (default: 7860)")
+    key, pages = "what programs must send (or in DUOCHAT_API_KEY)", "web pages that may ask, as https://example.org"
+    parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("DUOCHAT_API_KEY", ""), help=key)
+    parser.add_argument("--cors", metavar="ORIGIN", nargs="+", default=[], help=pages)
 
 
 def number_or_auto(text: str) -> int | str:
@@ -93,6 +103,19 @@ def start(name: str, about: str, add_arguments: Callable, main: Callable[[argpar
     parser = Parser(prog=f"python -m {name}", description=about.splitlines()[0])
     add_arguments(parser)
     sys.exit(run(lambda words: main(parser.parse_args(words)) or 0))
+
+
+def show_loading(steps: Iterable[Any]) -> None:
+    """The engine's progress, until it is ready or has failed. steps: of `Worker.loading`."""
+    bar = Bar()
+    try:
+        for step in steps:
+            if step.notice:
+                bar(step.notice, *step.progress)
+    except DuoChatError as fault:
+        report(str(fault))
+    finally:
+        bar.close()
 
 
 def report(sentence: str) -> None:

@@ -3,7 +3,8 @@
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+import zlib
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -163,3 +164,31 @@ def _faulty(decode, fault):
         raise RuntimeError("the fake target broke")
 
     return broken
+
+
+class EchoEngine(SayingEngine):
+    """Answers with what the last message holds after "SAY ", or with a text that only this prompt and seed have.
+
+    "SLOW" in the prompt: 100 tokens a second; "BREAK": a fault after three rounds. Each token has probability 1/2.
+    """
+
+    def __init__(self, tokenizer, **engine):
+        super().__init__([], **engine)
+        self.tokenizer = tokenizer
+
+    def decode(self, context, request, cancelled, progress):
+        asked = self.tokenizer.decode([token for token in context if token != BOS])
+        own = f"{zlib.crc32(repr((context, request.sampling.seed)).encode()):08x} " * 6
+        said = asked.rpartition("SAY ")[2].partition("\nassistant\n")[0].strip() if "SAY " in asked else own
+        self.says, self.rate = [*self.tokenizer.encode(said), EOS], 100 if "SLOW" in asked else 0
+        rounds = super().decode(context, request, cancelled, progress)
+        for r in islice(rounds, 3) if "BREAK" in asked else rounds:
+            yield replace(r, token_probs=(0.5,) * len(r.tokens))
+        if "BREAK" in asked:
+            raise RuntimeError("the fake target broke")
+
+
+def load_echo(settings, progress):
+    """The `load` of a Worker that answers each prompt with a text of its own."""
+    tokenizer = byte_tokenizer()
+    return Chat(EchoEngine(tokenizer, context_length=settings.context_length, width=3), tokenizer)

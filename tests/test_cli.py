@@ -411,14 +411,12 @@ def test_app_refuses_a_port_in_use_and_an_open_door():
 
 
 def test_app_shows_what_the_engine_loads(capsys):
-    import app
-
     class Loading:
         def loading(self):
             yield Step(phase="loading", notice="Loading the target model", progress=(0, 0))
             raise DuoChatError("The file is gone: fetch it again.")
 
-    app.show_loading(Loading())
+    terminal.show_loading(Loading().loading())
     assert capsys.readouterr().err == "Loading the target model …\nThe file is gone: fetch it again.\n"
 
 

@@ -231,6 +231,12 @@ def test_other_families_cut_words_alike(tmp_path, pre):
     theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
     for text in TEXTS:
         agree((ours, theirs), text)
+        assert ours.encode(text).ids == theirs.tokenize(text.encode(), add_bos=True, special=True)
+
+
+def test_a_bare_text_begins_as_for_llama_cpp(both):
+    ours, theirs = both
+    assert ours.encode("Hi").ids == theirs.tokenize(b"Hi", add_bos=True)
 
 
 def test_letters_are_never_joined_to_a_control_token():

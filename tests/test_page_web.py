@@ -15,7 +15,7 @@ from browsing import WAIT, Server, answered, free_port, send, visit
 from playwright.sync_api import Browser, Page, expect
 
 from duochat import DuoChatError
-from duochat.app import web
+from duochat.api.serve import check_address
 
 pytestmark = pytest.mark.browser
 
@@ -70,12 +70,12 @@ def test_headers_bind_the_browser_to_this_host(server: Server) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0", "192.168.0.1", "::"])
 def test_another_address_needs_a_password(address: str) -> None:
     with pytest.raises(DuoChatError, match="--auth user:password"):
-        web.check_address(address, 7860, None)
+        check_address(address, 7860, None, "--auth user:password")
 
 
 def test_a_taken_port_is_told(server: Server) -> None:
     with pytest.raises(DuoChatError, match=f"Port {server.port}.*--port"):
-        web.check_address("127.0.0.1", server.port, None)
+        check_address("127.0.0.1", server.port, None, "")
 
 
 def test_a_page_with_a_password_asks_for_it(browser: Browser, tmp_path: Path) -> None:
@@ -178,4 +178,4 @@ def test_it_can_be_installed(browser: Browser, server: Server) -> None:
 
 
 def test_a_free_port_is_accepted() -> None:
-    web.check_address("127.0.0.1", free_port(), None)
+    check_address("127.0.0.1", free_port(), None, "")

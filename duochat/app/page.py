@@ -19,6 +19,9 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio as
 
 import gradio as gr
 
+from duochat.api.guard import Access
+from duochat.api.serve import check_address, run
+from duochat.api.service import beside, make_app
 from duochat.app import frames, hardware, learn, race, web
 from duochat.app.drawer import Controls, options_from
 from duochat.app.jobs import sentence
@@ -195,13 +198,14 @@ def head() -> str:
 def launch(
     settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
     open_browser: bool = False, worker: Engine | None = None, store: Store | None = None,
+    api_key: str = "", cors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve the page until interrupted.
 
     auth: (user, password), required when host is not loopback. worker: what answers, by default a Worker of the
-    settings. Raises DuoChatError when the address cannot be used.
+    settings. api_key, cors: see `Access`. Raises DuoChatError when the address cannot be used.
     """
-    web.check_address(host, port, auth)
+    check_address(host, port, auth, "--auth user:password")
     worker = worker or Worker(settings)
     room = Room(worker, store or Store(), Options.of(settings))
     page = Page(room, Models(worker, settings))
@@ -210,8 +214,9 @@ def launch(
         footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, theme=theme(),
     )  # fmt: skip
+    api = make_app(worker, Access(host, api_key, bool(auth), cors))
     try:
-        web.serve(app, host, port, open_browser)
+        run(beside(app, api), host, port, open_browser=open_browser)
     finally:
         room.close()
         worker.close()

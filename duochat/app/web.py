@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import re
 import secrets
-import socket
-import threading
-import webbrowser
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from duochat import DuoChatError
+from duochat.api.guard import HOSTS, LOOPBACK, own_origin
 
 PAGE = Path(__file__).resolve().parents[2] / "assets" / "page"
-LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 USED = (
     "/assets/", "/static/", "/page/", "/svelte/", "/theme.css", "/config", "/login", "/logout", "/manifest.json",
     "/favicon.ico", "/robots.txt", "/gradio_api/queue/", "/gradio_api/run/", "/gradio_api/component_server",
@@ -51,10 +46,8 @@ class Guard:
 
     @staticmethod
     def _allowed(scope: Scope) -> bool:
-        headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
-        origin, path = headers.get("origin"), scope["path"]
-        same = origin is None or urlsplit(origin).netloc == headers.get("host")
-        return same and (path == "/" or path.startswith(USED))
+        path = scope["path"]
+        return own_origin(Headers(scope=scope)) and (path == "/" or path.startswith(USED))
 
 
 class Index:
@@ -126,34 +119,7 @@ def make_app(host: str, head: str) -> FastAPI:
     app.add_middleware(Index, head=head)
     app.add_middleware(Guard)
     if host in LOOPBACK:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
     app.add_api_route("/manifest.json", lambda: JSONResponse(MANIFEST), methods=["GET"])
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     return app
-
-
-def check_address(host: str, port: int, auth: tuple[str, str] | None) -> None:
-    """Raises DuoChatError when the address is open to others without a password, or taken."""
-    if host not in LOOPBACK and not auth:
-        raise DuoChatError(f"Binding to {host} lets others in: add --auth user:password.")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError as fault:
-            raise DuoChatError(
-                f"Port {port} on {host} cannot be used ({fault.strerror}): choose another with --port."
-            ) from fault
-
-
-def serve(app: FastAPI, host: str, port: int, open_browser: bool) -> None:
-    """Serve until interrupted."""
-    server = uvicorn.Server(
-        uvicorn.Config(app, host=host.strip("[]"), port=port, log_level="warning", timeout_graceful_shutdown=2)
-    )
-    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-    print(f"DuoChat is at {url}", flush=True)
-    if open_browser:
-        threading.Timer(1.0, webbrowser.open, (url,)).start()
-    server.run()

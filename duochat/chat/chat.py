@@ -76,22 +76,25 @@ class Chat:
 
     def reply(
         self,
-        messages: Messages,
+        messages: Messages | str,
         options: Options,
         cancelled: Callable[[], bool] = never,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[Step]:
-        """Answer the last message, or continue it if it is the assistant's own.
+        """Answer the last message, or continue it if it is the assistant's own; a bare text is continued as it stands.
 
         progress(done, total) is called while the prompt is read. Raises DuoChatError before the first step when the
         messages or options are unusable; close the generator to stop at any point.
         """
         length = self.engine.context_length
         options.check(length)
-        messages = conversation(messages, options.system)
-        prompt = fit(self.tokenizer, messages, length, options.max_tokens)
-        eos = self.engine.eos | self.tokenizer.eos
-        text = AnswerText(self.tokenizer, options.stop, eos, continued=messages[-1]["role"] == "assistant")
+        if bare := isinstance(messages, str):
+            prompt = Prompt(_within(self.tokenizer.bare(messages), length))
+        else:
+            messages = conversation(messages, options.system)
+            prompt = fit(self.tokenizer, messages, length, options.max_tokens)
+        continued = bare or messages[-1]["role"] == "assistant"
+        text = AnswerText(self.tokenizer, options.stop, self.engine.eos | self.tokenizer.eos, continued)
         room = min(options.max_tokens, length - len(prompt.ids))
         request = Request(options.sampling(), room, options.decoder, options.draft_budget, text.keep)
         size = {"prompt_tokens": len(prompt.ids), "context_length": length}
@@ -143,13 +146,19 @@ def fit(tokenizer: Tokenizer, messages: Messages, context_length: int, max_token
         return Prompt(ids)
     aim = len(ids) - -(-excess // block) * block
     turn = _first_within(lambda t: len(prompts(t)) <= aim, len(starts) - 1)
-    ids = prompts(turn)
+    ids = _within(prompts(turn), context_length)
+    return Prompt(ids, dropped=starts[turn] - len(head))
+
+
+def _within(ids: list[int], context_length: int) -> list[int]:
+    if not ids:
+        raise DuoChatError("The message is empty: write something to answer.")
     if len(ids) >= context_length:
         raise DuoChatError(
             f"The message needs {len(ids)} tokens, but the context holds {context_length}: "
             "shorten it or raise context_length."
         )
-    return Prompt(ids, dropped=starts[turn] - len(head))
+    return ids
 
 
 def _first_within(good: Callable[[int], bool], last: int) -> int:

@@ -67,6 +67,10 @@ class Tokenizer:
         """Token ids of text in which special tokens may be written out, as templates do."""
         return self._tokens.encode(text, add_special_tokens=False).ids
 
+    def bare(self, text: str) -> list[int]:
+        """Token ids of text without a template, after the token that the model expects at the beginning, if any."""
+        return self._tokens.encode(text).ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return self._tokens.decode(list(ids), skip_special_tokens=True)

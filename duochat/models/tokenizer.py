@@ -36,10 +36,22 @@ def build(header: Header) -> Tokenizer:
     about = {key.removeprefix("tokenizer.ggml."): value for key, value in header.metadata.items()}
     kind, types = about.get("model"), about.get("token_type", [1] * len(header.tokens))
     if kind == "gpt2" and "merges" in about:
-        return _byte_level(header, about["merges"], types)
-    if kind == "llama" and "scores" in about:
-        return from_pieces(Pieces(header.tokens, about["scores"], types, about.get("add_space_prefix", True)))
-    raise _unfit(header, f"The vocabulary's kind {kind!r} is not converted")
+        tokenizer = _byte_level(header, about["merges"], types)
+    elif kind == "llama" and "scores" in about:
+        tokenizer = from_pieces(Pieces(header.tokens, about["scores"], types, about.get("add_space_prefix", True)))
+    else:
+        raise _unfit(header, f"The vocabulary's kind {kind!r} is not converted")
+    if about.get("add_bos_token", kind == "llama" or about.get("pre") in ("llama-bpe", "llama3")):  # as in llama.cpp
+        _open_texts(tokenizer, header.tokens, about.get("bos_token_id"))
+    return tokenizer
+
+
+def _open_texts(tokenizer: Tokenizer, tokens: list[str], bos: int | None) -> None:
+    """Put the token that begins a text before one that has no template."""
+    from tokenizers.processors import TemplateProcessing
+
+    if bos is not None:
+        tokenizer.post_processor = TemplateProcessing(single="BOS $A", special_tokens=[("BOS", bos)])
 
 
 def _unfit(header: Header, why: str) -> DuoChatError:

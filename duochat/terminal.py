@@ -63,14 +63,6 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     except DuoChatError as fault:
         report(str(fault))
         return BAD_INPUT
-    except ModuleNotFoundError as fault:
-        if (fault.name or "").startswith("duochat"):
-            raise
-        report(f"The installation is not whole ({fault}): run `pip install -r requirements.txt` again.")
-        return BAD_INPUT
-    except MemoryError:
-        report("Memory ran out: close other programs or choose smaller models.")
-        return BAD_INPUT
     except KeyboardInterrupt:
         report("Stopped.")
         return INTERRUPTED

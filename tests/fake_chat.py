@@ -54,7 +54,7 @@ class SayingEngine:
     def decode(self, context, request, cancelled, progress):
         self.asked.append((list(context), request))
         if self.echoes:
-            self.says = byte_tokenizer().encode(f"{byte_tokenizer().decode(context)} {request}")
+            self.says = [*byte_tokenizer().encode(f"{byte_tokenizer().decode(context)} {request}"), EOS]
         self._read(len(context), cancelled, progress)
         stop = StopRule(request, self, len(context))
         began, says, emitted = time.monotonic(), iter(self.says), 0

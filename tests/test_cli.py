@@ -168,8 +168,8 @@ def test_notices_are_lines_of_standard_error(engine, run):
 def test_words_that_are_no_utf8_are_replaced(engine, run):
     """As the store does with them; the shell hands them over as halves of surrogate pairs."""
     engine(engine={"echoes": True})
-    status, out, _ = run("chat", b"caf\xe9".decode("utf-8", "surrogateescape"), "--system", "\udcff!")
-    assert status == 0
+    status, out, said = run("chat", b"caf\xe9".decode("utf-8", "surrogateescape"), "--system", "\udcff!")
+    assert status == 0, said
     assert "system\n\ufffd!\nuser\ncaf\ufffd\n" in out
 
 

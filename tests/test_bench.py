@@ -177,15 +177,16 @@ def looping(decoder, question, seconds, tokens=LOOP, task="qa"):
 
 
 def test_means_with_and_without_answers_that_loop():
-    """A request counts only where neither side loops: question 1 loops in both, question 2 in ours alone."""
-    plain = [looping("p", "1", 8.5), looping("p", "2", 8.5, STRAIGHT), looping("p", "3", 8.5, STRAIGHT)]
+    """A request counts only where neither side loops: question 1 loops in both, 2 in ours alone, 4 in plain alone."""
+    plain = [looping("p", "1", 8.5), *(looping("p", question, 8.5, STRAIGHT) for question in "23")]
     fast = [looping("f", "1", 0.85), looping("f", "2", 1.7), looping("f", "3", 4.25, STRAIGHT)]
+    plain, fast = [*plain, looping("p", "4", 8.5)], [*fast, looping("f", "4", 0.85, STRAIGHT)]
     s = metrics.summary(fast, plain)
-    assert (s["requests"], s["loops"], s["requests_without_loops"]) == (3, 2, 1)
-    assert s["speedup"] == pytest.approx((100 + 50 + 20) / 30)
+    assert (s["requests"], s["loops"], s["requests_without_loops"]) == (4, 2, 1)
+    assert s["speedup"] == pytest.approx((100 + 50 + 20 + 100) / 40)
     assert s["speedup_without_loops"] == pytest.approx(2)
     assert s["tokens_per_s_without_loops"] == pytest.approx(20)
-    assert metrics.summary(plain, plain)["loops"] == 1
+    assert metrics.summary(plain, plain)["loops"] == 2
     none = metrics.summary(fast[:2], plain[:2])
     assert (none["requests_without_loops"], none["speedup_without_loops"]) == (0, 0)
 
@@ -466,10 +467,10 @@ def test_an_interrupted_benchmark_keeps_what_is_done_and_goes_on(tmp_path):
 def test_contestants_do_not_influence_each_other():
     """A draft lane that gave threads up has them again when another contestant answers."""
     engine, told = Engine(), []
-    engine.costs.threads, engine.costs.reading = 6, 8
+    engine.costs = replace(engine.costs, threads=6, reading=8)
     engine.drafter.set_threads = lambda threads, reading=0: told.append((threads, reading))
     one, other = (contestants.Decoder(name, engine) for name in ("duotree", "duodecoding"))
-    one.costs.threads = 3  # stalled
+    one.costs.hands.now = 3  # stalled
     for contestant in (other, one, other):
         contestant.answer([5, 6, 7], Sampling(), 4, lambda: False)
     assert [t for t in told if t in ((6, 8), (3, 8))] == [(6, 8), (3, 8), (6, 8)]

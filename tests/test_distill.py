@@ -15,17 +15,15 @@ pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
 from duochat import DuoChatError  # noqa: E402
 from duochat.distill import distill, gguf_file  # noqa: E402
 from duochat.distill.evaluate import Answered, agreement  # noqa: E402
-from duochat.distill.student import Llama, Shape  # noqa: E402
+from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
     Plan,
     Student,
     Texts,
     Trainer,
-    deepened,
     orthogonal,
     q4_0,
     share_of_rate,
-    student_of,
 )
 from duochat.distill.writing import ANSWER, Format, Row, Text, Writer, plan  # noqa: E402
 from duochat.models.trim import RANKING  # noqa: E402
@@ -202,7 +200,7 @@ def test_rounding_is_that_of_the_file():
 
 def test_coarse_parameters_are_rounded_for_the_forward_alone():
     model = sharp_llama()
-    names = distill.coarse(model, "q8_0,token_embd=q4_0")
+    names = gguf_file.coarse(model, "q8_0,token_embd=q4_0")
     assert names == ["token_embd.weight"]
     student, exact = Student(Plan.parse("64x1"), model, names), model.token_embd.weight.clone()
     with student.rounded():

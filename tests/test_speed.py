@@ -11,6 +11,8 @@ def lanes(drafter):
     target = FakeTarget(eos=(), context_length=700, delay=lambda: 2e-3)
     target.measure = lambda widths, context: {w: 1e-3 * w + 1e-6 * context for w in widths}
     target.describe = lambda: {"target_backend": "fake", "target_weight_bytes": 8_000_000}
+    if drafter:
+        drafter.describe = lambda: {"draft_backend": "fake"}
     return Engine(target, drafter, costs())
 
 

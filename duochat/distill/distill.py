@@ -23,8 +23,8 @@ import torch
 
 from duochat import DuoChatError, terminal
 from duochat.distill import evaluate, gguf_file
-from duochat.distill.student import Llama
-from duochat.distill.training import Plan, Student, Texts, Trainer, deepened, student_of, train
+from duochat.distill.student import deepened, student_of
+from duochat.distill.training import Plan, Student, Texts, Trainer, train
 from duochat.distill.writing import Text, written
 
 log = logging.getLogger("distill")
@@ -189,7 +189,7 @@ class Worker:
         for number, text in enumerate(
             written(self.target, self.source, _parsed(self.batches), seed, until), start=made
         ):
-            _save_text(self.work / f"text-{self.id}-{number:04d}.npz", text)
+            text.save(self.work / f"text-{self.id}-{number:04d}.npz")
             total += text.tokens.size
             speed = total / (time.monotonic() - began)
             self._say(
@@ -201,7 +201,7 @@ class Worker:
     def _texts(self) -> Texts:
         """The texts of all workers; one that is late is not waited for."""
         self._await([self.work / f"text-{k}.done" for k in range(self.args.workers or 1)])
-        loaded = [_load_text(path) for path in sorted(self.work.glob("text-*-*.npz"))]
+        loaded = [Text.load(path) for path in sorted(self.work.glob("text-*-*.npz"))]
         if self.id == 0:
             counts = sum(np.bincount(t.tokens[t.answers], minlength=self.target.shape.vocab) for t in loaded)
             np.save(self._counts_path(), counts.astype(np.int32))
@@ -260,7 +260,7 @@ class Worker:
             shape = plan.shape(self.target.shape)
             start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
             model = (start or student_of(self.target, shape)).to(self.device).requires_grad_()
-            student = Student(plan, model, coarse(model, self.args.mix))
+            student = Student(plan, model, gguf_file.coarse(model, self.args.mix))
             self.report["students"][plan.name] = self._described(student)
             students.append(student)
         return students
@@ -331,13 +331,6 @@ class Worker:
         _write_json(self.work / f"report-{self.id}.json", self.report)
 
 
-def coarse(model: Llama, mix: str) -> list[str]:
-    """Names of the parameters that the mix keeps in Q4_0, the one quantisation that training prepares for."""
-    kinds = gguf_file.kinds(mix)
-    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim == 2]
-    return [name for name in matrices if gguf_file.kind_of(name, kinds) == "q4_0"]
-
-
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
@@ -349,18 +342,6 @@ def _parsed(batches: str) -> list[tuple[int, int, float]]:
         return [(int(rows), int(length), float(share)) for (rows, length), share in parts]
     except ValueError as error:
         raise DuoChatError(f"--batches {batches!r} is not rows x length:share, such as {CPU_BATCHES}.") from error
-
-
-def _save_text(path: Path, text: Text) -> None:
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
-        np.savez(file, tokens=text.tokens, answers=text.answers)
-    part.replace(path)
-
-
-def _load_text(path: Path) -> Text:
-    with np.load(path) as saved:
-        return Text(saved["tokens"], saved["answers"])
 
 
 if __name__ == "__main__":

@@ -125,6 +125,13 @@ def kind_of(tensor: str, by_part: Kinds) -> str:
     return next((kind for part, kind in by_part.items() if part and part in tensor), by_part[""])
 
 
+def coarse(model: Llama, mix: str) -> list[str]:
+    """Names of the parameters that the mix keeps in Q4_0, the one quantisation that training prepares for."""
+    by_part = kinds(mix)
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim == 2]
+    return [name for name in matrices if kind_of(name, by_part) == "q4_0"]
+
+
 def write(model: Llama, source: Source, path: Path, mix: str, name: str, frequent: Sequence[int] = ()) -> int:
     """Write the model as GGUF with the source's tokenizer; returns the size in bytes. A half file never has `path`.
 

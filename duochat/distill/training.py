@@ -60,58 +60,6 @@ class Plan:
         return replace(target, width=self.width, layers=self.layers, heads=heads, kv_heads=kv_heads, ffn=ffn)
 
 
-@torch.no_grad()
-def student_of(target: Llama, shape: Shape) -> Llama:
-    """A student cut out of the target: its first, last and evenly spaced layers, in the embedding's main directions."""
-    student = Llama(shape)
-    embedding = target.token_embd.weight.float().cpu()
-    basis = _main_directions(embedding, shape.width)
-    student.token_embd.weight.copy_(embedding @ basis)
-    student.output_norm.copy_((basis.T @ (target.output_norm.float().cpu()[:, None] * basis)).diagonal())
-    chosen = torch.linspace(0, target.shape.layers - 1, shape.layers).round().long().tolist()
-    for block, layer in zip(student.blk, chosen, strict=True):
-        _cut_block(block, target.blk[layer], basis)
-    return student.to(target.token_embd.weight.device)
-
-
-@torch.no_grad()
-def deepened(student: Llama, shape: Shape) -> Llama:
-    """An earlier student with more layers, which give nothing yet, so that its function stays; same widths as before.
-
-    Raises DuoChatError when it is deeper or differs in anything but its layers.
-    """
-    if replace(student.shape, layers=shape.layers) != shape or student.shape.layers > shape.layers:
-        raise DuoChatError(f"{student.shape} cannot be deepened to {shape}: only layers can be added.")
-    deep = Llama(shape)
-    deep.token_embd.weight.copy_(student.token_embd.weight)
-    deep.output_norm.copy_(student.output_norm)
-    kept = torch.linspace(0, shape.layers - 1, student.shape.layers).round().long().tolist()
-    for layer, block in enumerate(deep.blk):
-        source = max(i for i, place in enumerate(kept) if place <= layer)
-        block.load_state_dict(student.blk[source].state_dict())
-        if layer not in kept:
-            block.attn_output.weight.zero_()
-            block.ffn_down.weight.zero_()
-    return deep
-
-
-def _main_directions(embedding: Tensor, width: int) -> Tensor:
-    """Orthonormal columns [target width, width] that keep most of the embedding's energy; identity at full width."""
-    if width == embedding.shape[1]:
-        return torch.eye(width, device=embedding.device)
-    return torch.linalg.eigh(embedding.T @ embedding)[1].flip(1)[:, :width].contiguous()
-
-
-def _cut_block(block: nn.Module, source: nn.Module, basis: Tensor) -> None:
-    for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
-        norm = source.attn_norm if name.startswith("attn") else source.ffn_norm
-        wanted, full = getattr(block, name).weight, getattr(source, name).weight.float().cpu()
-        wanted.copy_((full * norm.float().cpu())[: wanted.shape[0]] @ basis)
-    for name in ("attn_output", "ffn_down"):
-        wanted, full = getattr(block, name).weight, getattr(source, name).weight.float().cpu()
-        wanted.copy_(basis.T @ full[:, : wanted.shape[1]])
-
-
 class Muon:
     """Momentum whose matrix updates are orthogonalised by Newton-Schulz; equal shapes are done as one batch."""
 

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -261,6 +262,17 @@ class Text:
 
     tokens: np.ndarray
     answers: np.ndarray
+
+    def save(self, path: Path) -> None:
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            np.savez(file, tokens=self.tokens, answers=self.answers)
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Text:
+        with np.load(path) as saved:
+            return cls(saved["tokens"], saved["answers"])
 
 
 def written(

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from toy_models import byte_level_vocabulary, write_gguf
 
@@ -147,6 +147,8 @@ WORDS = st.lists(st.sampled_from(["a", "b", "c", "[PAD1]", "<unused7>"]), min_si
 
 
 @given(WORDS, WORDS)
+@example(["a"], ["a", "[PAD1]"])
+@example(["a", "<unused7>", "b"], ["a", "[PAD1]", "b"])
 def test_equal_digests_are_what_check_pair_accepts(tmp_path_factory, ours, theirs):
     """Two ways to ask whether vocabularies fit must never part."""
     paths = []

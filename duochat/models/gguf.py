@@ -13,6 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf.constants import GGML_QUANT_SIZES as BLOCKS  # tensor type: (elements, bytes) of a block
 from gguf.constants import GGMLQuantizationType, LlamaFileType
 
@@ -41,6 +42,11 @@ class Tensor:
         """Bytes in the file; at least 1 for a type that is not known here."""
         elements, size = BLOCKS.get(self.type, (self.elements, 1))
         return self.elements // elements * size
+
+    def rows(self) -> np.ndarray:
+        """Its bytes as they lie in the file, mapped: uint8 [..., bytes of a row]."""
+        data = np.memmap(self.path, np.uint8, "r", self.offset, (self.size,))
+        return data.reshape(*self.shape[:-1], -1)
 
 
 @dataclass(frozen=True, slots=True)

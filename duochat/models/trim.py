@@ -76,17 +76,11 @@ def most_frequent(ranking: Sequence[int], vocabulary: int, size: int) -> np.ndar
     return np.sort(np.fromiter(dict.fromkeys([*ranking, *range(vocabulary)]), np.int64, size))
 
 
-def _rows(tensor: gguf.Tensor) -> np.ndarray:
-    """A tensor's bytes in the file: uint8 [..., bytes of a row]."""
-    data = np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.size,))
-    return data.reshape(*tensor.shape[:-1], -1)
-
-
 def _embedding(header: gguf.Header) -> np.ndarray:
     from gguf import GGMLQuantizationType, quants
 
     tensor = next(t for t in header.tensors if t.name == HEADS[0])
-    rows, kind = _rows(tensor), GGMLQuantizationType(tensor.type)
+    rows, kind = tensor.rows(), GGMLQuantizationType(tensor.type)
     parts = [np.ascontiguousarray(part) for part in np.array_split(rows, max(1, len(rows) // 8192))]
     try:
         return np.concatenate([quants.dequantize(part, kind).astype(np.float16) for part in parts])
@@ -107,7 +101,7 @@ def _write(header: gguf.Header, tokens: np.ndarray, path: Path) -> None:
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(len(tokens))
     for tensor in header.tensors:
-        rows = _rows(tensor)
+        rows = tensor.rows()
         writer.add_tensor(
             tensor.name,
             np.ascontiguousarray(rows[tokens] if tensor.name in HEADS else rows),

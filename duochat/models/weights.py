@@ -159,9 +159,7 @@ def _values(header: Header, tensor: Tensor) -> Iterator[np.ndarray]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    rows = tensor.elements // tensor.shape[-1]
-    raw = np.fromfile(tensor.path, np.uint8, tensor.size, offset=tensor.offset).reshape(rows, -1)
-    raw = _row_order(header, tensor, raw)
+    raw = _row_order(header, tensor, np.atleast_2d(tensor.rows()))
     for start in range(0, len(raw), 4096):
         part = np.ascontiguousarray(raw[start : start + 4096])
         yield part if tensor.type in PLAIN else dequantize(part, GGMLQuantizationType(tensor.type)).astype(np.float32)
@@ -172,11 +170,9 @@ def _row_order(header: Header, tensor: Tensor, raw: np.ndarray) -> np.ndarray:
 
     There, the halves of a head that rotate together lie interleaved; transformers keeps first half, then second.
     """
-    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.(?:weight|bias)", tensor.name)
+    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.weight", tensor.name)
     if header.architecture != "llama" or not match:
         return raw
     heads = header.get("attention.head_count")
     heads = header.get("attention.head_count_kv", heads) if match[1] == "k" else heads
-    if len(tensor.shape) == 1:
-        raw = raw.reshape(tensor.shape[0], -1)
     return raw.reshape(heads, -1, 2, raw.shape[-1]).swapaxes(1, 2).reshape(raw.shape)

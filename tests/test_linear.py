@@ -45,7 +45,7 @@ def test_swap_takes_float32_layers_only():
 
 
 def test_without_a_compiler_the_model_stays(monkeypatch, tmp_path):
-    monkeypatch.setattr(kernels.platformdirs, "user_cache_dir", lambda _: str(tmp_path))
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", "false")
     skinny.cache_clear()
     kernels.library.cache_clear()

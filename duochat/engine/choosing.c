@@ -1,4 +1,4 @@
-/* The best candidates of one row of draft logits, in one visit: what choosing.py does with a dozen of NumPy's kernels.
+/* The best candidates of one row of logits, in one visit: what choosing.py does with a dozen of NumPy's kernels.
 
    Of a small draft's token the forward takes less than a millisecond, and leaves none of that code in the caches. */
 
@@ -7,6 +7,20 @@
 #include <string.h>
 
 enum { BLOCK = 64 }; /* logits that share a maximum */
+
+typedef struct {
+    float scale;        /* 1/T, and 1 when greedy; a score is scale * (logit - greatest) */
+    float reach;        /* only scores no more than this below 0 count */
+    float top_p, least; /* least: log(min_p), asked where `most` is; min-p alone is a shorter reach */
+    int32_t most;       /* top-k, or as many as top-p looks at; 0 = neither filter is on */
+    int32_t noisy, count;
+    int64_t seed;
+} Choice;
+
+typedef struct {
+    int32_t token;
+    float bias;
+} Bias; /* added to a token's logit */
 
 /* exp(x) for x < 80, to some millionths: 2^n times a polynomial of the rest. Vectors of it need no library. */
 static inline float exponential(float x) {
@@ -25,22 +39,26 @@ static inline uint32_t mix(uint32_t x) {
     return x ^ x >> 16;
 }
 
+static uint32_t noise_key(int64_t seed, int position) {
+    return mix((uint32_t)position ^ mix((uint32_t)(seed >> 32) ^ mix((uint32_t)seed)));
+}
+
 static float gumbel(int64_t token, uint32_t key) {
     uint32_t h = mix(mix((uint32_t)token) + key);
     return -logf(-logf((h >> 9) * 0x1p-23f + 0x1p-24f));
 }
 
-/* The greatest of each block, and of all. */
-static float peaks(const float *row, int n, float *peak) {
-    float top = row[0];
-    for (int b = 0; b * BLOCK < n; b++) {
-        int end = n < (b + 1) * BLOCK ? n : (b + 1) * BLOCK;
-        float most = row[b * BLOCK];
-        for (int i = b * BLOCK; i < end; i++) most = row[i] > most ? row[i] : most;
-        peak[b] = most;
-        top = most > top ? most : top;
+/* Of the blocks that hold row[from ... to - 1]: the greatest logit, and when `weight` is given the sum of
+   exp(logit - greatest). from: a multiple of BLOCK. */
+static void survey(const float *row, int from, int to, float *peak, float *weight) {
+    for (int start = from; start < to; start += BLOCK) {
+        int end = to < start + BLOCK ? to : start + BLOCK;
+        float most = row[start], sum = 0;
+        for (int i = start; i < end; i++) most = row[i] > most ? row[i] : most;
+        for (int i = start; weight && i < end; i++) sum += exponential(row[i] - most);
+        peak[start / BLOCK] = most;
+        if (weight) weight[start / BLOCK] = sum;
     }
-    return top;
 }
 
 /* Put a score in its place among the best, which stand in order; the last one goes. */
@@ -51,30 +69,78 @@ static int insert(float score, int index, float *best, int32_t *place, int found
     return found;
 }
 
-/* logits row[n] -> tokens[count] and probs[count], best first; returns how many.
+/* How many of the scores, in order, pass top-p and min-p. */
+static int passing(const float *score, int found, const Choice *c) {
+    float all = 0, before = 0;
+    for (int i = 0; i < found; i++) all += exponential(score[i]);
+    int n = 0;
+    for (; n < found && score[n] >= c->least && (c->top_p >= 1 || before < c->top_p * all); n++)
+        before += exponential(score[n]);
+    return n;
+}
 
-   scale: 1/T, and 1 when greedy. Scores are scale * (logit - greatest), and only what is no more than `reach` below 0
-   counts; when noisy, with the noise of `key` added. names: the token of each logit, NULL = its index. */
-int choose(const float *row, int n, const int64_t *names, float scale, int noisy, uint32_t key, float reach, int count,
-           int32_t *tokens, float *probs) {
-    float peak[n / BLOCK + 1], top = peaks(row, n, peak), total = 0;
-    int found = 0;
+/* A surveyed row[n] -> tokens[count] and probs[count], best first; returns how many. names: of each logit the token,
+   NULL = its index. Probabilities are the softmax of the scores that count, with noise if there is any. */
+static int pick(const float *row, int n, const int64_t *names, const Choice *c, int position, const float *peak,
+                const float *weight, int32_t *tokens, float *probs) {
+    float top = peak[0], total = 0;
+    for (int b = 0; b * BLOCK < n; b++) top = peak[b] > top ? peak[b] : top;
+    for (int b = 0; b * BLOCK < n && !c->noisy; b++) total += weight[b] * exponential(peak[b] - top);
+    uint32_t key = noise_key(c->seed, position);
+    int rank = !c->noisy ? c->count : c->most, kept = 0, found = 0; /* how many to rank before the noise; 0: none */
+    float score[rank + 1];
+    int32_t place[rank + 1];
     for (int start = 0; start < n; start += BLOCK) {
+        float least = kept && kept == rank ? score[rank - 1] : -c->reach;
+        if ((peak[start / BLOCK] - top) * c->scale < least) continue;
         int end = n < start + BLOCK ? n : start + BLOCK;
-        if (!noisy)
-            for (int i = start; i < end; i++) total += exponential(row[i] - top);
-        float least = noisy || found < count ? -reach : probs[count - 1];
-        if ((peak[start / BLOCK] - top) * scale < least) continue;
         for (int i = start; i < end; i++) {
-            float score = (row[i] - top) * scale;
-            if (score < least) continue;
-            if (noisy) total += exponential(score += gumbel(names ? names[i] : i, key));
-            if (found < count || score > probs[count - 1]) found = insert(score, i, probs, tokens, found, count);
+            float s = (row[i] - top) * c->scale;
+            if (s < least) continue;
+            if (rank && (kept < rank || s > score[rank - 1])) kept = insert(s, i, score, place, kept, rank);
+            if (rank) continue;
+            total += exponential(s += gumbel(names ? names[i] : i, key));
+            if (found < c->count || s > probs[c->count - 1]) found = insert(s, i, probs, tokens, found, c->count);
         }
+    }
+    if (c->noisy && rank) kept = passing(score, kept, c);
+    for (int i = 0; i < kept; i++) {
+        float s = score[i];
+        if (c->noisy) total += exponential(s += gumbel(names ? names[place[i]] : place[i], key));
+        if (found < c->count || s > probs[c->count - 1]) found = insert(s, place[i], probs, tokens, found, c->count);
     }
     for (int i = 0; i < found; i++) {
         probs[i] = exponential(probs[i]) / total;
         tokens[i] = names ? (int32_t)names[tokens[i]] : tokens[i];
     }
+    return found;
+}
+
+/* The logit of a token, or -1. names: in ascending order. */
+static int logit_of(int token, int n, const int64_t *names) {
+    if (!names) return token < n ? token : -1;
+    int low = 0;
+    for (int high = n; low < high;) {
+        int middle = (low + high) / 2;
+        if (names[middle] < token) low = middle + 1;
+        else high = middle;
+    }
+    return low < n && names[low] == token ? low : -1;
+}
+
+/* `pick` for a row of its own, with biases[biased]; the row is as before afterwards. */
+int choose(float *row, int n, const int64_t *names, const Choice *c, int position, const Bias *biases, int biased,
+           int32_t *tokens, float *probs) {
+    float peak[n / BLOCK + 1], weight[n / BLOCK + 1], before[biased + 1];
+    int place[biased + 1];
+    for (int i = 0; i < biased; i++) {
+        if ((place[i] = logit_of(biases[i].token, n, names)) < 0) continue;
+        before[i] = row[place[i]];
+        row[place[i]] += biases[i].bias;
+    }
+    survey(row, 0, n, peak, c->noisy ? NULL : weight);
+    int found = pick(row, n, names, c, position, peak, weight, tokens, probs);
+    for (int i = biased; i--;)
+        if (place[i] >= 0) row[place[i]] = before[i];
     return found;
 }

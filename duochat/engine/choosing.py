@@ -1,16 +1,16 @@
-"""From one row of draft logits to a few ranked candidates. Pure, and quick: it runs once a drafted node.
+"""From one row of logits to a few ranked candidates. Pure, and quick: it runs once a drafted node.
 
 Sorting or exponentiating a whole vocabulary costs as much as a small draft's forward pass. `choosing.c` reads the row
-twice and keeps a few. For top-k, top-p, and where there is no C compiler, NumPy does it: tokens far below the best one
-are cut first, by comparison alone, and all the rest works on what is left. Right after a forward pass the processor's
-caches hold none of this code: what counts is the number of different NumPy kernels, more than their work.
+twice and keeps a few. Where there is no C compiler NumPy does it: tokens far below the best one are cut first, by
+comparison alone, and all the rest works on what is left. Right after a forward pass the processor's caches hold none of
+this code: what counts is the number of different NumPy kernels, more than their work.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,62 +20,84 @@ from duochat.engine import kernels
 from duochat.engine.lanes import Candidates
 from duochat.engine.sampling import Sampling, key, uniform
 
+SOURCE = Path(__file__).with_suffix(".c")
 REACH = np.float32(6)  # greedy: tokens whose logit is this far below the best are cut, their weight is estimated
 NOISY_REACH = np.float32(
     8
 )  # T > 0: the same in logits/T; in a chat, noise would lift a cut token to the top once in 100
-MOST = 512  # T > 0: no more tokens than this get noise
+MOST = 512  # T > 0: no more tokens than this get noise after a filter
 SHORT = 256  # from here on, finding the best before sorting them is quicker than sorting all
 
 
+class Choice(ctypes.Structure):
+    """A sampling as the kernels take it, `Choice` in choosing.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_float) for name in ("scale", "reach", "top_p", "least")),
+        *((name, ctypes.c_int32) for name in ("most", "noisy", "count")),
+        ("seed", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, sampling: Sampling, count: int) -> Choice:
+        """For the best `count` tokens. min-p, which stands before the noise, is a cut nearer to the best."""
+        if sampling.temperature == 0:
+            return cls(1.0, REACH, 1.0, 0.0, 0, 0, count, 0)
+        filtered = sampling.top_k > 0 or sampling.top_p < 1
+        least = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+        reach = NOISY_REACH if filtered else min(NOISY_REACH, -least)
+        most = min(MOST, sampling.top_k or MOST) if filtered else 0
+        least = max(least, -1e9)
+        return cls(1 / sampling.temperature, reach, sampling.top_p, least, most, 1, count, sampling.seed)
+
+
 def choose(
-    row: np.ndarray, position: int, sampling: Sampling, count: int, names: np.ndarray | None = None
-) -> Candidates:
-    """The best `count` tokens for `position` by logits/T + shared noise; row: float32 logits, not changed.
-
-    names: the token of each logit, int64; None = its index. Probabilities are the softmax of the scores; at T > 0 over
-    the tokens that passed the cut and the filters.
-    """
-    if (kernel := _kernel()) and sampling.top_k == 0 and sampling.top_p == 1:
-        return _by_kernel(kernel, row, position, sampling, count, names)
-    return by_numpy(row, position, sampling, count, names)
-
-
-@cache
-def _kernel() -> Callable[..., int] | None:
-    library = kernels.library(Path(__file__).with_suffix(".c"), "-ffast-math")
-    if library is None:
-        return None
-    pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-    library.choose.argtypes = [
-        *(pointer, number, pointer, real, number, ctypes.c_uint32, real, number, pointer, pointer)
-    ]
-    return library.choose
-
-
-def _by_kernel(
-    kernel: Callable[..., int],
     row: np.ndarray,
     position: int,
     sampling: Sampling,
     count: int,
-    names: np.ndarray | None,
+    names: np.ndarray | None = None,
+    biases: Sequence[tuple[int, float]] = (),
 ) -> Candidates:
+    """The best `count` tokens for `position` by logits/T + shared noise; row: float32 logits, unchanged afterwards.
+
+    names: the token of each logit, int64, ascending; None = its index. biases: (token, what is added to its logit), for
+    penalties; tokens that the row has not are passed over. Probabilities are the softmax of the scores; at T > 0 over
+    the tokens that passed the cut and the filters.
+    """
+    if (kernel := _kernel()) is None:
+        return by_numpy(_biased(row, names, biases) if biases else row, position, sampling, count, names)
     tokens, probs = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
-    noisy = sampling.temperature > 0
     found = kernel(
         _address(row),
         len(row),
         None if names is None else _address(names),
-        1 / sampling.temperature if noisy else 1.0,
-        noisy,
-        key(sampling.seed, position) if noisy else 0,
-        _reach(sampling),
-        count,
+        Choice.of(sampling, count),
+        position,
+        (Bias * len(biases))(*biases) if biases else None,
+        len(biases),
         tokens,
         probs,
     )
     return Candidates(tuple(tokens[:found]), tuple(probs[:found]))
+
+
+class Bias(ctypes.Structure):
+    """`Bias` in choosing.c."""
+
+    _fields_ = (("token", ctypes.c_int32), ("bias", ctypes.c_float))
+
+
+@cache
+def _kernel() -> Callable[..., int] | None:
+    library = kernels.library(SOURCE, "-ffast-math")
+    if library is None:
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    library.choose.argtypes = [
+        *(pointer, number, pointer, ctypes.POINTER(Choice), number, pointer, number, pointer, pointer)
+    ]
+    return library.choose
 
 
 def _address(array: np.ndarray) -> int:
@@ -83,17 +105,18 @@ def _address(array: np.ndarray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array))
 
 
-def _reach(sampling: Sampling) -> float:
-    """min-p, which stands before the noise, is a cut nearer to the best."""
-    if sampling.temperature == 0:
-        return REACH
-    return min(NOISY_REACH, -math.log(sampling.min_p)) if sampling.min_p > 0 else NOISY_REACH
+def _biased(row: np.ndarray, names: np.ndarray | None, biases: Sequence[tuple[int, float]]) -> np.ndarray:
+    """The row with `biases` added, as a copy."""
+    row = row.copy()
+    for token, bias in biases:
+        row[np.flatnonzero(names == token) if names is not None else slice(token, token + 1)] += bias
+    return row
 
 
 def by_numpy(
     row: np.ndarray, position: int, sampling: Sampling, count: int, names: np.ndarray | None = None
 ) -> Candidates:
-    """`choose` without the kernel."""
+    """`choose` without the kernel and without biases."""
     if sampling.temperature == 0:
         top = np.maximum.reduce(row)
         tokens = (row >= top - REACH).nonzero()[0]

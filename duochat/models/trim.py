@@ -42,18 +42,15 @@ def trim(draft: Path, most: int | str = "auto") -> Trimmed | None:
     file is none, or cannot be cut and a number was asked for.
     """
     header = gguf.read(draft)
-    ranking = header.metadata.get(RANKING, [])
-    size = len(ranking) if most == "auto" else most
-    vocabulary = next((t.shape[0] for t in header.tensors if t.name == HEADS[0]), 0)
-    if not 0 < size < vocabulary:
+    tokens = kept(header, most)
+    if tokens is None:
         return None
     if header.architecture not in FAMILIES:
         if most == "auto":
             return None
         raise DuoChatError(f"{draft.name} keeps all tokens, being a {header.architecture}: leave out draft_vocabulary.")
-    tokens = most_frequent(ranking, vocabulary, size)
     identity = f"{draft.resolve()} {draft.stat().st_mtime_ns} {draft.stat().st_size}".encode() + tokens.tobytes()
-    name = f"{draft.stem}-{size}-{hashlib.sha256(identity).hexdigest()[:12]}.gguf"
+    name = f"{draft.stem}-{len(tokens)}-{hashlib.sha256(identity).hexdigest()[:12]}.gguf"
     try:
         path = make_once(cache_dir() / "trimmed" / name, lambda partial: _write(header, tokens, partial))
     except DuoChatError:  # no place to keep it: the whole draft is slower, not worse
@@ -61,6 +58,14 @@ def trim(draft: Path, most: int | str = "auto") -> Trimmed | None:
             return None
         raise
     return Trimmed(path, tokens, _embedding(header))
+
+
+def kept(header: gguf.Header, most: int | str) -> np.ndarray | None:
+    """The tokens that a draft may propose, int64, ascending; None = all. most: see `trim`."""
+    ranking = header.metadata.get(RANKING, [])
+    size = len(ranking) if most == "auto" else most
+    vocabulary = next((t.shape[0] for t in header.tensors if t.name == HEADS[0]), 0)
+    return most_frequent(ranking, vocabulary, size) if 0 < size < vocabulary else None
 
 
 def named(reference: str) -> tuple[str, int | str]:

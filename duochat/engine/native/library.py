@@ -1,0 +1,185 @@
+"""native.c and the files that it takes: which models fit, and a loaded one as an object. The only module that knows C.
+
+A model that does not fit is no fault: llama.cpp drafts with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from duochat import DuoChatError
+from duochat.engine import kernels
+from duochat.engine.choosing import Choice
+from duochat.engine.lanes import Candidates
+from duochat.models import gguf
+from duochat.models.trim import kept
+
+SOURCE = Path(__file__).with_name("native.c")
+GROUP = 16  # rows of a matrix, and cells, that are held together
+NORMS, MATRICES = (0, 1), (2, 8)  # tensor types: F32, F16 and Q4_0, Q8_0
+ENDS = ("token_embd", "output_norm", "output")
+PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+UNKNOWN = "The target uses a token that the draft does not know: choose a draft with the same vocabulary."
+KNOWN = {  # what the file may say of its architecture; whatever else it says would change the result
+    "context_length", "vocab_size", "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count",
+    "attention.layer_norm_rms_epsilon", "rope.freq_base",
+}  # fmt: skip
+
+
+class _Shape(ctypes.Structure):
+    _fields_ = (
+        *((n, ctypes.c_int32) for n in ("width", "layers", "heads", "groups", "head", "inner", "vocabulary", "cells")),
+        *((name, ctypes.c_float) for name in ("epsilon", "base")),
+    )
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("type", "rows", "cols")))
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    library = kernels.library(SOURCE, "-ffast-math", "-pthread")
+    if library is not None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int
+        library.load.restype, library.path.restype = pointer, ctypes.c_char_p
+        library.load.argtypes = [pointer, pointer, pointer, number]
+        library.run.argtypes = [pointer, number, pointer, number, ctypes.POINTER(Choice), *[pointer] * 4]
+        library.stop.argtypes, library.discard.argtypes = [pointer, number], [pointer]
+        library.stop.restype = library.discard.restype = None
+    return library
+
+
+def unfit(path: Path) -> str:
+    """Why the native lane does not take this file; "" when it does. Raises DuoChatError when it is no GGUF file."""
+    header = gguf.read(path)
+    tensors = {t.name: t for t in header.tensors}
+    prefix = f"{header.architecture}."
+    said = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
+    if header.architecture != "llama":
+        return f"its architecture is {header.architecture}, not llama"
+    if unknown := said - KNOWN or tensors.keys() - set(_names(header)):
+        return f"it has {min(unknown)}, which is not known here"
+    if missing := set(_names(header)) - tensors.keys() - {"output.weight"}:
+        return f"it lacks {min(missing)}"
+    if wrong := [
+        t.name for t in header.tensors if t.type not in (NORMS if t.name.endswith("norm.weight") else MATRICES)
+    ]:
+        return f"{wrong[0]} is neither Q4_0 nor Q8_0"
+    return _misshapen(header) or ("" if _library() else "there is no C compiler that can build it")
+
+
+def _names(header: gguf.Header) -> list[str]:
+    """The tensors that native.c takes, in its order."""
+    layers = [f"blk.{i}.{part}" for i in range(header.get("block_count", 0)) for part in PARTS]
+    return [f"{name}.weight" for name in (*ENDS, *layers)]
+
+
+def _shape(header: gguf.Header, cells: int) -> _Shape:
+    get = header.get
+    width, heads = get("embedding_length"), get("attention.head_count")
+    groups, head = get("attention.head_count_kv", heads), get("attention.key_length", width // heads)
+    vocabulary = next(t.shape[0] for t in header.tensors if t.name == "token_embd.weight")
+    epsilon, base = get("attention.layer_norm_rms_epsilon", 1e-5), get("rope.freq_base", 10_000.0)
+    inner, layers = get("feed_forward_length"), get("block_count")
+    return _Shape(width, layers, heads, groups, head, inner, vocabulary, cells, epsilon, base)
+
+
+def _misshapen(header: gguf.Header) -> str:
+    """What of the model's shape native.c cannot do."""
+    try:
+        s = _shape(header, 0)
+    except TypeError:
+        return "its layers differ"
+    turned, value = header.get("rope.dimension_count", s.head), header.get("attention.value_length", s.head)
+    if not turned == value == s.head or s.head % GROUP or s.heads % s.groups:
+        return f"its heads are {s.head} wide, {turned} of it turned"
+    all_heads, keys = s.heads * s.head, s.groups * s.head
+    rows = (1, all_heads, keys, keys, s.width, 1, s.inner, s.inner, s.width)
+    cols = (s.width, s.width, s.width, s.width, all_heads, s.width, s.width, s.width, s.inner)
+    if wrong := {n for n in (s.width, all_heads, s.inner) if n % 32}:
+        return f"it is {min(wrong)} wide, not a multiple of 32"
+    expected = dict(zip(PARTS, zip(rows, cols, strict=True), strict=True))
+    expected |= {"token_embd": (s.vocabulary, s.width), "output": (s.vocabulary, s.width), "output_norm": (1, s.width)}
+    for t in header.tensors:
+        if (1, *t.shape)[-2:] != expected[t.name.split(".")[-2]]:
+            return f"{t.name} has the shape {t.shape}"
+    return ""
+
+
+class Native:
+    """A loaded model and its cache: `cells` tokens, each of which sees its parent and what that sees."""
+
+    def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto") -> None:
+        """vocabulary: how many tokens it may propose, see `duochat.models.trim`. The file must fit, see `unfit`."""
+        header, self.library = gguf.read(path), _library()
+        shape = _shape(header, -(-cells // GROUP) * GROUP)
+        self.vocabulary, self.path = shape.vocabulary, self.library.path().decode()
+        _require_memory(path, shape)
+        data = np.fromfile(path, np.uint8)
+        found = {t.name: t for t in header.tensors}
+        found.setdefault("output.weight", found["token_embd.weight"])
+        ordered = [found[name] for name in _names(header)]
+        embedding = ordered[0]
+        self._embedding = data[embedding.offset : embedding.offset + embedding.size].copy()
+        tensors = (_Tensor * len(ordered))(*(_tensor(t, data.ctypes.data + t.offset) for t in ordered))
+        tensors[0].data = self._embedding.ctypes.data
+        names = kept(header, vocabulary)
+        rows, pointer = (self.vocabulary, None) if names is None else (len(names), names.ctypes.data)
+        self._lane = self.library.load(ctypes.byref(shape), tensors, pointer, rows)
+        if not self._lane:
+            raise DuoChatError(f"The draft model {path} does not fit into memory: choose a smaller draft.")
+        self.close = weakref.finalize(self, self.library.discard, self._lane)
+        self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
+        self._found = (ctypes.c_int32 * cells)()
+        self._tokens, self._probs = (ctypes.c_int32 * 0)(), (ctypes.c_float * 0)()
+
+    def stop(self, value: int) -> None:
+        """1, from any thread: end the running `decode` early, and all later ones, until 0."""
+        self.library.stop(self._lane, value)
+
+    def decode(
+        self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice
+    ) -> tuple[int, list[Candidates], float]:
+        """nodes: (token, position, cell, parent's cell or -1, 1 if its candidates are wanted), parents first.
+
+        Returns how many were decoded, all or those before a `stop`; the candidates of the wanted ones among them; the
+        seconds spent choosing. Raises DuoChatError for a token that the model does not know.
+        """
+        for i, node in enumerate(nodes):
+            self._nodes[5 * i : 5 * i + 5] = node
+            if not 0 <= node[0] < self.vocabulary:
+                raise DuoChatError(UNKNOWN)
+        count = choice.count
+        wanted = sum(node[4] for node in nodes)
+        if len(self._tokens) < wanted * count:
+            self._tokens, self._probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
+        told = (self._nodes, len(nodes), choice, self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
+        done = self.library.run(self._lane, threads, *told)
+        spans = [(i * count, i * count + self._found[i]) for i in range(sum(node[4] for node in nodes[:done]))]
+        found = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
+        return done, found, self._choosing.value
+
+
+def _require_memory(path: Path, shape: _Shape) -> None:
+    """Refuse here what the system would grant and then kill us for."""
+    need = 3 * path.stat().st_size + 4 * shape.cells * shape.layers * shape.groups * shape.head
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise DuoChatError(
+            f"The draft model {path} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: "
+            "choose a smaller draft or a shorter context_length."
+        )
+
+
+def _tensor(tensor: gguf.Tensor, address: int) -> _Tensor:
+    rows, cols = (1, *tensor.shape)[-2:]
+    return _Tensor(address, tensor.type, rows, cols)

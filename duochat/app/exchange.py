@@ -179,9 +179,9 @@ def _read_trace(raw: Any) -> bytes:
 
 
 def _checked(kind: str, values: dict[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Values of which the known ones are of their kind."""
+    """Values of which the known ones are of their kind; null stands for the default."""
     for name, value in values.items():
-        if name in kinds and not fits(value, kinds[name]):
+        if value is not None and name in kinds and not fits(value, kinds[name]):
             raise ValueError(f"{name!r} in {kind} is of a wrong kind")
     return values
 

@@ -61,7 +61,7 @@ def draw_rounds(answer: Answer, steps: list[Step]) -> list[Frame] | None:
 def state_of(answer: Answer, options: Options) -> dict[str, Any]:
     """What is true of the answer as a whole."""
     known = {
-        "decoder": options.decoder, "own_budget": None if options.draft_budget == AUTO else options.draft_budget,
+        "decoder": options.decoder, "own_budget": options.draft_budget if options.draft_budget != AUTO else None,
         "phase": answer.phase, "progress": answer.progress, "error": answer.error, "doing": answer.doing,
         "notice": answer.notices[-1] if answer.notices else "", "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens, "context_length": answer.context_length,

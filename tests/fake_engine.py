@@ -50,6 +50,13 @@ HOSTILE = """Look: ![pixel](https://evil.example/a.png)
 <link rel="prefetch" href="https://evil.example/f">
 $\\href{javascript:window.pwned=1}{x}\\includegraphics{https://evil.example/g.png}$
 """
+HARDWARE = {
+    "target_device": "CPU, 2 threads", "target_dtype": "float32", "shares_cores": True, "draft_threads": 2, "cores": 2,
+    "draft_fault": "", "costs": {
+        "target": {"1": 0.04, "2": 0.041, "4": 0.043, "8": 0.048, "16": 0.058}, "draft": {"1": 0.005, "2": 0.006},
+        "sweep": {"1": 0.008, "2": 0.005}, "threads": 2, "plain": 0.035,
+    },
+}  # fmt: skip
 FILLER = "The draft writes ahead and the target decides, token by token, which words stay and which ones go. "
 
 
@@ -82,6 +89,8 @@ class Ready(Engine):
 
 class FakeEngine(Ready):
     """rate: tokens per second. ended: file for the time at which the last answer was finished."""
+
+    hardware = HARDWARE
 
     def __init__(self, rate: float = 60.0, context_length: int = 4096, ended: Path | None = None) -> None:
         self.rate, self.context_length, self.ended = rate, context_length, ended
@@ -196,7 +205,7 @@ class Rounds:
             token_probs=tuple(self.random.uniform(0.4, 1) for _ in texts),
             pending_probs=tuple(self.random.random() for _ in accepted + rejected),
             phase="decode" if self.index else "prefill", budget=4.2, hit=self.random.random() < 0.6,
-            speculation=self.state, reason=self.reason, finish=finish,
+            speculation=self.state, reason=self.reason, finish=finish, plain=1.9 * took / len(texts),
         )  # fmt: skip
         self.index += 1
         self.position += len(texts)

@@ -193,7 +193,7 @@ def test_the_lesson_is_json_and_has_a_word_for_everything():
     assert {kind for kind, *_ in made["colours"]} >= {"accepted", "correction", "bonus", "plain", "ghost", "chip"}
 
 
-@pytest.mark.parametrize("name", learn.Lessons(SimulatedEngine()).recorded({})["recorded"])
+@pytest.mark.parametrize("name", learn.RECORDED)
 def test_every_shipped_trace_makes_a_lesson(name):
     made = learn.Lessons(SimulatedEngine()).lesson({"name": name})
     drafted = made["decoder"] != "autoregressive"
@@ -203,7 +203,7 @@ def test_every_shipped_trace_makes_a_lesson(name):
 
 def test_there_is_a_shipped_trace_and_no_way_to_another_file():
     lessons = learn.Lessons(SimulatedEngine())
-    assert lessons.recorded({})["recorded"]
+    assert {name for name, _ in lessons.recorded({})["recorded"]} == {p.stem for p in learn.TRACES.glob("*.jsonl")}
     with pytest.raises(DuoChatError):
         lessons.lesson({"name": "../../README"})
 
@@ -227,8 +227,15 @@ def test_the_chosen_point_and_its_budget():
 
 def test_the_words_hold_the_arithmetic():
     assert "5.0 tokens" in hardware.summary(COSTS)
-    assert "2 draft threads" in hardware.summary(COSTS)
+    assert "2 threads" in hardware.summary(COSTS)
     assert "Measure again" in hardware.summary({})
+
+
+def test_the_devices_are_told_in_words_and_escaped():
+    told = hardware.facts({"target_device": "<b>", "target_weight_bytes": 651306240, "target_graphs": False})
+    assert "0.65 GB" in told
+    assert "&lt;b&gt;" in told
+    assert "graphs" not in told
 
 
 def test_the_table_has_the_same_data_as_the_plots():

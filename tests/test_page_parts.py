@@ -45,8 +45,48 @@ def test_a_growing_text_ends_as_the_whole_text_does(size: int) -> None:
     assert shown == render(ANSWER)
 
 
+def test_thinking_is_folded_while_it_is_written() -> None:
+    """Lists and paragraphs within end where the thinking does, also before the end is there."""
+    assert render("<think>\n- a\n</think>\nSo: b") == [
+        '<details class="think"><summary>Thinking</summary><ul>\n<li>a</li>\n</ul>\n</details>\n',
+        "<p>So: b</p>\n",
+    ]
+    assert Stream().blocks("<think>\nHm")[1] == [
+        '<details class="think"><summary>Thinking</summary><p>Hm</p>\n</details>\n'
+    ]
+
+
+def test_bare_addresses_become_links_and_tasks_boxes() -> None:
+    drawn = "".join(render("- [x] see https://a.b/c, readme.md and www.a.b"))
+    assert drawn.count("<a ") == 1
+    assert 'href="https://a.b/c"' in drawn
+    assert 'checked="checked" disabled="disabled"' in drawn
+
+
 @given(
-    st.lists(st.sampled_from(["word ", "\n", "\n\n", "- ", "```", "`", "$", "$$", "|a|b|", "> ", "# ", "    ", "*"]))
+    st.lists(
+        st.sampled_from(
+            [
+                "word ",
+                "\n",
+                "\n\n",
+                "- ",
+                "```",
+                "`",
+                "$",
+                "$$",
+                "|a|b|",
+                "> ",
+                "# ",
+                "    ",
+                "*",
+                "[x] ",
+                "https://a.b ",
+                "<think>\n",
+                "\n</think>\n",
+            ]
+        )
+    )
 )
 def test_any_growing_text_ends_as_the_whole_text_does(pieces: list[str]) -> None:
     stream, shown, text = Stream(), [], ""
@@ -359,8 +399,10 @@ def test_options_from_the_fields() -> None:
 
 @pytest.mark.parametrize(
     ("place", "value", "told"),
-    [(0, "magic", "decoder"), (1, -1, "temperature"), (3, 1.2, "top_p"), (5, -3, "seed"), (6, 10**9, "max_tokens"),
-     (6, 0, "max_tokens"), (9, 10**6, "draft_budget"), (5, "many", "seed")],
+    [(0, "magic", "decoder"), (1, -1, "temperature"), (3, 1.2, "top_p"), (5, -3, "Seed is -3"),
+     (6, 10**9, "Max tokens"),
+     (6, 0, "Max tokens is 0: give a whole number from 1 to"),
+     (9, -5, "Draft budget γ is -5: give a whole number from 0 to"), (9, 10**6, "Draft budget γ"), (5, "many", "Seed")],
 )  # fmt: skip
 def test_a_field_out_of_range_is_named(place: int, value: object, told: str) -> None:
     values = [*FIELDS[:place], value, *FIELDS[place + 1 :]]

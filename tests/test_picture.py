@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from simulated import PROSE, Simulation, Step
 
-from duochat.app import learn, race
-from duochat.app.frames import Live, page_assets
+from duochat.app import assets, learn, race
+from duochat.app.frames import frame
+from duochat.chat.answer import Answer
+from duochat.chat.chat import Options
 from duochat.engine.rounds import Draft, Round
 
 pytestmark = pytest.mark.browser
@@ -18,9 +22,7 @@ ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <style>{}</style><body class="dp-auto dp-file"><div id="place"></div>
 <script>var gaps = 0;</script><script>{}</script>"""
-DRAW = (
-    "frames => { for (const f of frames) duochatPicture(place, f, () => { window.gaps = (window.gaps || 0) + 1; }); }"
-)
+DRAW = "frames => { for (const f of frames) duochat.drawPicture(place, f, () => { window.gaps += 1; }); }"
 LOOKS = """kind => { const style = getComputedStyle(document.querySelector('.dp-text .dp-' + kind));
   return [style.backgroundColor, style.textDecorationLine, style.textDecorationStyle, style.fontWeight]; }"""
 KINDS = """[...document.querySelectorAll('.dp-text .dp-t:not(.dp-rest)')]
@@ -32,6 +34,7 @@ COPY = """() => { const data = new DataTransfer();
 PAINTED = """() => { const canvas = document.querySelector('.dp-canvas');
   const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   return new Set(pixels).size; }"""
+UNFOLD = "for (const part of ['ribbon', 'figures', 'tree']) localStorage[`duochat.fold.${part}`] = 'open';"
 TEXT = "document.querySelector('.dp-text').textContent"
 
 
@@ -51,11 +54,12 @@ def open_page(chromium, tmp_path):
     def opened(html=None, **context):
         size = {"width": context.pop("width", 1100), "height": context.pop("height", 900)}
         contexts.append(chromium.new_context(viewport=size, **context))
+        contexts[-1].add_init_script(UNFOLD)
         page = contexts[-1].new_page()
         page.on("pageerror", lambda fault: faults.append(str(fault)))
         page.on("request", lambda r: r.url.startswith(("file:", "blob:")) or faults.append(f"asked for {r.url}"))
         file = tmp_path / "page.html"
-        file.write_text(html or PAGE.format(*page_assets()), "utf-8")
+        file.write_text(html or PAGE.format(*assets.picture()), "utf-8")
         page.goto(file.as_uri())
         return page
 
@@ -65,9 +69,23 @@ def open_page(chromium, tmp_path):
     assert not faults
 
 
+def fed(steps, **options):
+    """The frames of a page that asks after each step, and the whole answer as one frame."""
+    answer, asked, frames = Answer(), Options(**options), []
+    for step in steps:
+        answer.add(step)
+        frames.append(frame(answer, asked, len(answer.steps) - 1, {"cpu": 0.9}))
+    return frames, frame(answer, asked)
+
+
 def frames_of(text=PROSE, decoder="duotree", **settings):
-    live = Live(decoder, plain_rate=20.0)
-    return [live.feed(s, {"cpu": 0.9}) for s in Simulation(text, **settings).steps(decoder)], live
+    return fed(Simulation(text, **settings).steps(decoder), decoder=decoder)
+
+
+def compared(plain, **settings):
+    """A simulated answer on a machine where a plain forward takes so many seconds."""
+    steps = Simulation(PROSE, **settings).steps()
+    return fed(replace(s, round=s.round and replace(s.round, plain=plain)) for s in steps)[0]
 
 
 def draw(page, frames):
@@ -77,19 +95,18 @@ def draw(page, frames):
 
 def test_the_ribbon_says_what_the_chat_says(open_page):
     text = "Naïve café 👩‍🚀:\n\n    return x\n<b>bold</b> & <img src=x onerror=window.pwned=1>\n\nend " * 3
-    frames, live = frames_of(text)
+    frames, whole = frames_of(text)
     page = open_page()
     draw(page, frames)
     assert page.evaluate(TEXT) == text
     assert page.evaluate("document.querySelectorAll('.dp-text img, .dp-text b').length") == 0
-    draw(page, [live.snapshot()])
+    draw(page, [whole])
     assert page.evaluate(TEXT) == text
 
 
 def test_text_that_was_held_back_comes_to_the_last_token(open_page):
     r = Round(0, 1, 0.0, 0.1, (1, 2), "plain")
-    live = Live()
-    frames = [live.feed(s) for s in (Step(r, "ab\n", ("a", "b\n")), Step(text="c"))]
+    frames, _ = fed([Step(r, "ab\n", ("a", "b\n")), Step(text="c")])
     page = open_page()
     draw(page, frames[:1])
     draw(page, frames[1:])
@@ -97,11 +114,11 @@ def test_text_that_was_held_back_comes_to_the_last_token(open_page):
 
 
 def test_a_lost_frame_is_noticed_and_a_snapshot_mends_it(open_page):
-    frames, live = frames_of()
+    frames, whole = frames_of()
     page = open_page()
     draw(page, [*frames[:5], *frames[6:9]])
     assert page.evaluate("gaps") == 3
-    draw(page, [live.snapshot(), frames[4]])
+    draw(page, [whole, frames[4]])
     assert page.evaluate(TEXT) == PROSE
     assert page.evaluate("gaps") == 3
 
@@ -129,7 +146,7 @@ def test_rejected_words_are_neither_selected_nor_copied(open_page):
     drafted = (Draft(0, -1, 1, 5, 0.9, 0.9, 1), Draft(1, 0, 2, 6, 0.5, 0.4, 1))
     r = Round(0, 1, 0.0, 0.1, (7,), "correction", drafted, pending=(0, 1), rejected=(0,), ignored=(1,))
     page = open_page()
-    draw(page, [Live().feed(Step(r, "kept", ("kept",), {0: "SECRET", 1: "HIDDEN"}))])
+    draw(page, fed([Step(r, "kept", ("kept",), {0: "SECRET", 1: "HIDDEN"})])[0])
     page.evaluate("getSelection().selectAllChildren(document.querySelector('.dp-text'))")
     assert page.evaluate("getSelection().toString()").strip() == "kept"
     copied = page.evaluate(COPY)
@@ -146,7 +163,7 @@ def test_a_tooltip_names_both_probabilities_round_and_place(open_page):
     drafted = (Draft(0, -1, 1, 5, 0.83, 0.9, 1),)
     r = Round(0, 1, 0.0, 0.1, (5, 6), "bonus", drafted, pending=(0,), accepted=(0,), token_probs=(0.91, 0.5))
     page = open_page()
-    draw(page, [Live().feed(Step(r, "ab", ("a", "b"), {0: "a"}))])
+    draw(page, fed([Step(r, "ab", ("a", "b"), {0: "a"})])[0])
     page.hover(".dp-text .dp-accepted")
     tip = page.inner_text(".dp-tip")
     assert all(words in tip for words in ("Accepted", "83 %", "91 %", "1 of 2"))
@@ -201,7 +218,7 @@ def test_the_table_has_the_lanes_data(open_page):
 
 @pytest.mark.parametrize(
     ("speculation", "reason", "state", "words"),
-    [("on", "", "on", "drafted and verified"), ("off", "", "off", "plain decoding drafts nothing"),
+    [("on", "", "on", "Guessed and checked at the same time"), ("off", "", "off", "plain decoding drafts nothing"),
      ("paused", "the measured gain is 0.9", "off", "the measured gain is 0.9"),
      ("warming", "the draft reads the prompt", "warming", "the draft reads the prompt")],
 )  # fmt: skip
@@ -209,16 +226,15 @@ def test_the_badge_says_why_speculation_is_off(open_page, speculation, reason, s
     page = open_page()
     only = Round(0, 1, 0.0, 0.1, (1,), "plain", speculation=speculation, reason=reason, finish="stop")
     step = Step(only, "a", ("a",), finish="stop")
-    draw(page, [Live("duotree").feed(step)])
+    draw(page, fed([step])[0])
     assert page.get_attribute(".dp-badge", "data-state") == state
     assert words in page.inner_text(".dp-badge")
 
 
 def test_a_speedup_below_one_is_shown_with_its_cause(open_page):
-    live = Live("duotree", plain_rate=500.0)
     page = open_page()
-    draw(page, [live.feed(s) for s in Simulation(PROSE, hard=0.9).steps()])
-    assert "slower" in page.inner_text(".dp-gauge-speedup")
+    draw(page, compared(0.002, hard=0.9))
+    assert re.search(r"0\.\d\d times the speed without the draft \(slower: ", page.inner_text(".dp-sentence"))
 
 
 def test_the_tree_shows_every_fate_and_a_chosen_round(open_page):
@@ -240,7 +256,7 @@ def test_the_tree_leaves_out_what_hangs_below_a_dead_token(open_page):
     drafted = (Draft(0, -1, 1, 5, 0.9, 0.9, 1), Draft(1, 77, 1, 6, 0.5, 0.4, 1))
     r = Round(0, 1, 0.0, 0.1, (5, 9), "bonus", drafted, pending=(0,), accepted=(0,), ignored=(1,), finish="stop")
     page = open_page()
-    draw(page, [Live().feed(Step(r, "ab", ("a", "b"), {0: "kept", 1: "orphan"}, finish="stop"))])
+    draw(page, fed([Step(r, "ab", ("a", "b"), {0: "kept", 1: "orphan"}, finish="stop")])[0])
     assert page.evaluate("[...document.querySelectorAll('.dp-node-text')].map(n => n.textContent)") == [
         "…",
         "kept",
@@ -279,10 +295,10 @@ SMOOTH = """async ([frames, rate]) => {
   for (const [due, frame] of frames) {
     const rest = began + 1000 * due / rate - performance.now();
     if (rest > 1) await new Promise(r => setTimeout(r, rest));
-    duochatPicture(place, frame);
+    duochat.drawPicture(place, frame);
   }
-  const fed = performance.now(), goal = duochatPicture(place).model.tokens.length;
-  while (duochatPicture(place).ribbon.spans.length < goal) await new Promise(requestAnimationFrame);
+  const fed = performance.now(), goal = duochat.drawPicture(place).answer.tokens.length;
+  while (duochat.drawPicture(place).ribbon.spans.length < goal) await new Promise(requestAnimationFrame);
   on = false;
   return { lag: (performance.now() - fed) / 1000, slow: gaps.slice(5).filter(g => g > 100).length, tokens: goal };
 }"""
@@ -291,9 +307,10 @@ SMOOTH = """async ([frames, rate]) => {
 @pytest.mark.slow
 @pytest.mark.skipif(os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1), reason="the machine is busy: frames come late")
 def test_four_thousand_tokens_at_sixty_a_second_stay_smooth(open_page):
-    live, timed, tokens = Live("duotree", 20.0), [], 0
+    answer, timed, tokens = Answer(), [], 0
     for step in Simulation(PROSE * 40).steps():
-        timed.append((tokens, live.feed(step)))
+        answer.add(step)
+        timed.append((tokens, frame(answer, Options(), len(answer.steps) - 1)))
         tokens += len(step.pieces)
         if tokens >= 4000:
             break
@@ -410,3 +427,29 @@ def test_every_chapter_opens_at_390_pixels(lesson_page):
         page.wait_for_timeout(150)
         assert page.inner_text(".dpl-stage, .dpl-body > p")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_theta_is_tried_on_what_the_draft_had(lesson_page):
+    """The rule as the paper has it: ticking exactly the first tokens likelier than p(1,1)·p(2,1) is right."""
+    page = lesson_page
+    page.click("text=6. Branches")
+    page.click(".dpl-theta button")
+    assert "Not quite" in page.inner_text(".dpl-theta .dpl-verdict")
+    told = page.inner_text(".dpl-theta")
+    second = float(re.search(r"p\(2,1\) = ([\d.]+)", told)[1])
+    firsts = [float(p) for p in re.findall(r"p\(1,\d\) = ([\d.]+)", told)]
+    for i, prob in enumerate(firsts):
+        if prob > firsts[0] * second:
+            page.check(f".dpl-theta input >> nth={i}")
+    page.click(".dpl-theta button")
+    assert "Right" in page.inner_text(".dpl-theta .dpl-verdict")
+
+
+def test_the_forecast_begins_with_a_measured_answer_and_tells_the_gap(lesson_page):
+    page = lesson_page
+    assert "H200" in page.inner_text(".dpr-status")
+    page.click("text=5. When it pays")
+    page.wait_for_selector(".dpl-gap:not(:empty)")
+    assert re.search(r"Predicted for this answer: \d\.\d\d×, measured: \d\.\d\d×", page.inner_text(".dpl-gap"))
+    page.click("text=a bad draft")
+    page.wait_for_selector(".dpl-gap:empty", state="attached")

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from simulated import PROSE, Simulation, Step
 
-from duochat.app.frames import frame, page_assets
+from duochat.app import assets
+from duochat.app.frames import frame
 from duochat.chat.answer import Answer
 from duochat.chat.chat import Options
 from duochat.engine.rounds import SETTLED, Batch, Draft, Round, total
@@ -227,9 +228,15 @@ def test_the_tokens_of_an_answer_carry_origin_and_probability():
     assert all(answer.drafts[t.draft].token == t.id for t in accepted)
 
 
-def test_page_assets_hold_all_scripts_and_no_foreign_address():
-    css, script = page_assets()
-    assert "duochatPicture" in script
+def test_the_pictures_assets_hold_all_scripts_and_no_foreign_address():
+    css, script = assets.picture()
     assert "playRace" in script
     assert "http" not in script.replace("http://www.w3.org/2000/svg", "")
     assert "http" not in css
+
+
+def test_every_script_is_loaded_and_short():
+    """A room that its name tells is found at a glance: at most 500 lines, and none that nobody loads."""
+    lengths = {p.name: len(p.read_text("utf-8").splitlines()) for p in assets.PAGE.glob("*.js")}
+    assert lengths.keys() == {*assets.PICTURE, *assets.CHAT}
+    assert {name: n for name, n in lengths.items() if n > 500} == {}

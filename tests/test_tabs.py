@@ -24,8 +24,7 @@ class Engine(SimulatedEngine):
 @pytest.fixture(scope="module")
 def address():
     """A Blocks with the three tabs only."""
-    from duochat.app import hardware, learn, page, race
-    from duochat.app.frames import page_assets
+    from duochat.app import assets, hardware, learn, page, race
 
     engine = Engine(PROSE[:400])
     with gr.Blocks(analytics_enabled=False) as blocks, gr.Tabs():
@@ -36,7 +35,7 @@ def address():
         with gr.Tab("Hardware") as tab:
             look, filled = hardware.build(engine)
         tab.select(look, None, filled)
-    css, script = page_assets()
+    css, script = assets.picture()
     head = f"<style>{css}</style><script>{script}</script>"
     _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)
     yield url
@@ -100,6 +99,7 @@ def test_measuring_again_fills_plot_and_table(page):
     page.click("button[role=tab]:has-text('Hardware')")
     page.click("#measure")
     page.wait_for_selector("#hardware-plots .js-plotly-plot")
+    page.click("#hardware-more > button")
     page.wait_for_selector("#hardware-table td")
     assert "5.0 tokens" in page.inner_text("#hardware-summary")
     assert page.locator("#hardware-table tbody tr").count() == 6

@@ -1,20 +1,21 @@
-/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that ui.py sends. */
+/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that page.py sends. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, say, copy, actions } = window.duochat;
+  const { make, icon, button, toast, say, copy, recall, actions, welcome } = window.duochat;
   const tab = Math.random().toString(36).slice(2);
   const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
   const LATE = 8000; // ms without a word after something was asked
-  const EXAMPLES = [
-    ["Explain an idea", "Explain in five sentences how speculative decoding makes a language model faster."],
-    ["Write code", "Write a Python function that checks whether a string is a palindrome, with two tests."],
-    ["Recall a formula", "State the quadratic formula and solve x² − 5x + 6 = 0 step by step."],
-    ["Tell a story", "Tell a short story about a lighthouse keeper who collects echoes."],
-  ];
-
   class Chat {
     constructor(element, { props, trigger, watch, server }) {
-      Object.assign(this, { props, trigger, server, conversation: "", messages: [], articles: new Map(), pending: new Map() });
+      Object.assign(this, {
+        props,
+        trigger,
+        server,
+        conversation: "",
+        messages: [],
+        articles: new Map(),
+        pending: new Map(),
+      });
       this.busy = false;
       this.heard = 0;
       this.build(element);
@@ -31,8 +32,20 @@
       this.thread.addEventListener("scroll", () => this.noteScroll(), { passive: true });
       this.down = button("down", "To the end", () => this.toEnd(), "down");
       this.state = new window.duochat.State();
-      this.composer = new window.duochat.Composer((text) => this.send(text), () => this.stop(), this.state.meter);
-      element.replaceChildren(make("div.dc-chat", {}, this.thread, this.down, make("div.dc-foot", {}, this.state.element, this.composer.element)));
+      this.composer = new window.duochat.Composer(
+        (text) => this.send(text),
+        () => this.stop(),
+        this.state.meter,
+      );
+      element.replaceChildren(
+        make(
+          "div.dc-chat",
+          {},
+          this.thread,
+          this.down,
+          make("div.dc-foot", {}, this.state.element, this.composer.element),
+        ),
+      );
       this.noteScroll();
       Object.assign(actions, {
         newChat: () => this.open(""),
@@ -59,8 +72,8 @@
     /* ---- asking ---- */
 
     send(text) {
-      if (this.busy) return toast("An answer is being written: stop it first, or wait. Your text stays here."), false;
-      if (!this.loaded) return (this.held = text), true;
+      if (this.busy) return (toast("An answer is being written: stop it first, or wait. Your text stays here."), false);
+      if (!this.loaded) return ((this.held = text), true);
       const last = this.messages[this.messages.length - 1];
       this.ask("send", { text, after: last ? last.id : null });
       this.pretend(text);
@@ -71,7 +84,7 @@
       if (this.busy && kind !== "send") return toast("An answer is being written: stop it first.");
       const ticket = `${tab}-${Date.now()}`;
       const late = setTimeout(() => this.late(ticket), LATE);
-      this.pending.set(ticket, { kind, late, text: more.text });
+      this.pending.set(ticket, { kind, late, text: more.text, conversation: this.conversation });
       this.setBusy(true);
       this.clearFaults();
       this.trigger("ask", { kind, ticket, tab, conversation: this.conversation, ...more });
@@ -101,7 +114,12 @@
     async late(ticket) {
       const asked = this.pending.get(ticket);
       const thread = await this.server.look({ conversation: this.conversation }).catch(() => null);
-      if (!thread) return this.refuse(ticket, "The server does not answer. Your text is kept: see whether DuoChat still runs, then send again.");
+      if (!thread)
+        return this.refuse(
+          ticket,
+          "The server does not answer. Your text is kept: see whether DuoChat still runs, then send again.",
+        );
+      if (thread.refused) return this.refuse(ticket, thread.refused);
       const got = thread.messages.filter((m) => m.role === "user").pop()?.text === asked?.text;
       if (!got && asked?.text) this.composer.giveBack(asked.text);
       location.reload();
@@ -109,7 +127,8 @@
 
     /** Gradio could not hand a message to the server. */
     failed() {
-      for (const ticket of [...this.pending.keys()]) this.refuse(ticket, "The message could not be sent: look at the settings, then send again. Your text is kept.");
+      for (const ticket of [...this.pending.keys()])
+        this.refuse(ticket, "The message could not be sent: look at the settings, then send again. Your text is kept.");
     }
 
     settle(ticket) {
@@ -131,26 +150,33 @@
       if (conversation && conversation === this.conversation) return;
       this.conversation = conversation;
       this.point();
+      this.clearFaults();
       this.loaded = !conversation;
       this.setBusy(false);
       this.draw({ messages: [] });
       this.state.show({ phase: "idle" });
       this.composer.use(conversation);
-      this.trigger("open", { conversation, tab });
+      this.trigger("open", { conversation, tab, settings: recall("settings") });
       window.duochat.side_?.mark(conversation);
       window.duochat.picture_?.clear();
     }
 
     point() {
-      history.replaceState(null, "", this.conversation ? `#${encodeURIComponent(this.conversation)}` : location.pathname + location.search);
+      history.replaceState(
+        null,
+        "",
+        this.conversation ? `#${encodeURIComponent(this.conversation)}` : location.pathname + location.search,
+      );
     }
 
     /* ---- hearing ---- */
 
     take(value) {
       const asked = value.ticket && this.pending.get(value.ticket);
-      if (value.refused) return value.ticket ? this.refuse(value.ticket, value.refused) : this.fault(value.refused);
-      if (asked && !this.conversation && asked.kind === "send") this.adopt(value.conversation);
+      if (value.refused && value.ticket) return this.refuse(value.ticket, value.refused);
+      if (value.gone && value.conversation === this.conversation) return this.gone(value.refused);
+      if (value.refused) return this.fault(value.refused);
+      if (asked?.kind === "send" && asked.conversation === this.conversation) this.adopt(value.conversation);
       if (asked) this.settle(value.ticket);
       if ((value.conversation || "") !== this.conversation) return;
       this.heard = Date.now();
@@ -171,21 +197,39 @@
       if (this.telling || !number) return;
       this.telling = true;
       try {
-        for (let told = 0; told !== this.drawn; ) {
+        for (let told = 0; told !== this.drawn;) {
           told = this.drawn;
           await new Promise((done) => setTimeout(done, 200));
           await this.server.heard({ tab, number: (told = this.drawn) });
         }
-      } catch { /* listen() finds out */ } finally {
+      } catch {
+        /* listen() finds out */
+      } finally {
         this.telling = false;
       }
     }
 
+    /** The conversation is not on the server: what is on screen stays, an empty page becomes a new chat. */
+    gone(why) {
+      this.setBusy(false);
+      if (!this.messages.length) {
+        this.conversation = "";
+        this.point();
+        this.loaded = true;
+        this.composer.rename("");
+        if (this.held) this.composer.giveBack(this.held);
+        this.held = "";
+        this.draw({ messages: [] });
+      }
+      if (!this.list.querySelector(":scope > .dc-fault")) this.fault(why);
+    }
+
     adopt(conversation) {
+      if (conversation === this.conversation) return;
       this.conversation = conversation;
       this.point();
       this.composer.rename(conversation);
-      window.duochat.side_?.refresh(conversation);
+      window.duochat.side_?.changed(conversation);
     }
 
     show(status) {
@@ -197,20 +241,23 @@
       if (status.phase === "idle") this.remind();
       if (was && !this.busy) {
         say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
-        window.duochat.side_?.refresh();
+        window.duochat.side_?.changed();
       }
     }
 
     /** Notices of a running answer, as they come. */
     mention(notices = []) {
       const live = this.list.querySelector(".dc-message.live");
-      if (live) for (const words of notices.slice(live.querySelectorAll(".dc-note").length)) live.append(make("p.dc-note", {}, words));
+      if (live)
+        for (const words of notices.slice(live.querySelectorAll(".dc-note").length))
+          live.append(make("p.dc-note", {}, words));
     }
 
     /** Beside a conversation just opened stands the picture of its last answer. */
     remind() {
-      const last = this.last("assistant"), picture = window.duochat.picture_;
-      if (last?.figures?.tokens && picture?.visible()) picture.of(last.id);
+      const last = this.last("assistant"),
+        picture = window.duochat.picture_;
+      if (last?.figures?.tokens && picture && picture.message !== last.id) picture.of(last.id);
     }
 
     setBusy(busy) {
@@ -244,30 +291,32 @@
         const signature = JSON.stringify(message);
         const old = this.articles.get(message.id);
         const keep = old && (old.signature === signature || old.querySelector(".dc-editor"));
-        const article = keep ? old : this.article(message, old?.classList.contains("live") ? old.querySelector(".dc-body") : null);
+        const article = keep
+          ? old
+          : this.article(message, old?.classList.contains("live") ? old.querySelector(".dc-body") : null);
         article.signature = keep ? old.signature : signature;
         kept.set(message.id, article);
       }
       this.articles = kept;
       const faults = [...this.list.querySelectorAll(":scope > .dc-fault")];
-      this.list.replaceChildren(...(kept.size ? kept.values() : [this.welcome()]), ...faults);
-    }
-
-    welcome() {
-      const cards = EXAMPLES.map(([title, text]) =>
-        make("button.dc-card", { type: "button", onclick: () => this.composer.fill(text) }, make("b", {}, title), make("span", {}, text)));
-      return make("div.dc-empty", {}, make("h1", {}, "What shall we work on?"),
-        make("p.gpu", {}, "The draft guesses ahead on the CPU while the target decides on the GPU. Watch them beside the answer."),
-        make("p.cpu", {}, "There is no GPU here, so both models share the processor: you see how it works rather than how fast it can be."),
-        make("div.dc-cards", {}, ...cards));
+      this.list.replaceChildren(
+        ...(kept.size ? kept.values() : [welcome((text) => this.composer.fill(text))]),
+        ...faults,
+      );
+      window.duochat.picture_?.follow(this.messages);
     }
 
     /** grown: the body of the same answer while it was being written, whose blocks are kept where they are right. */
     article(message, grown) {
-      if (message.role === "system") return make("p.dc-note", {}, `System prompt of this conversation: ${message.text}`);
+      if (message.role === "system")
+        return make("p.dc-note", {}, `System prompt of this conversation: ${message.text}`);
       const mine = message.role === "user";
       const body = grown || make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
-      const article = make(`article.dc-message.${mine ? "mine" : "theirs"}`, { "aria-label": mine ? "You" : "Answer", "data-id": message.id }, body);
+      const article = make(
+        `article.dc-message.${mine ? "mine" : "theirs"}`,
+        { "aria-label": mine ? "You" : "Answer", "data-id": message.id },
+        body,
+      );
       if (mine) body.textContent = message.text;
       else this.blocks(body, 0, message.blocks || []);
       if (!mine && !message.live) for (const note of this.notes(message)) article.append(note);
@@ -278,7 +327,8 @@
 
     notes(message) {
       const notes = (message.notices || []).map((words) => make("p.dc-note", {}, words));
-      if (message.error) notes.push(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, message.error)));
+      if (message.error)
+        notes.push(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, message.error)));
       if (message.finish === "cancelled") notes.push(make("p.dc-note", {}, "Stopped."));
       if (message.finish === null) notes.push(make("p.dc-note", {}, "This answer was interrupted."));
       if (message.finish === "length") notes.push(make("p.dc-note", {}, "The answer reached its longest length."));
@@ -289,27 +339,56 @@
       const bar = make("div.dc-tools");
       if (message.versions.length > 1) bar.append(this.versions(message));
       const copying = button("copy", "Copy", () => copy(message.text, copying));
-      bar.append(copying, button("edit", "Edit", () => this.edit(message)));
+      bar.append(
+        copying,
+        button("edit", "Edit", () => this.edit(message)),
+      );
       if (message.role === "assistant") {
         bar.append(button("retry", "Answer again", () => this.ask("retry", { message: message.id })));
         if (message.text && message.finish !== "stop" && !message.edited)
-          bar.append(make("button.dc-text", { type: "button", onclick: () => this.ask("continue", { message: message.id }), html: icon("forward") }, "Continue"));
-        if (message.figures?.tokens) bar.append(button("lanes", "Show how it was made", () => window.duochat.picture_?.show(message.id)), this.figures(message.figures));
-      } else if (this.last("user")?.id === message.id) bar.append(button("undo", "Take back", () => this.undo(message)));
+          bar.append(
+            make(
+              "button.dc-text",
+              { type: "button", onclick: () => this.ask("continue", { message: message.id }), html: icon("forward") },
+              "Continue",
+            ),
+          );
+        if (message.figures?.tokens)
+          bar.append(
+            button("lanes", "Show how it was made", () => window.duochat.picture_?.show(message.id)),
+            this.figures(message.figures),
+          );
+      } else if (this.last("user")?.id === message.id)
+        bar.append(button("undo", "Take back", () => this.undo(message)));
       return bar;
     }
 
     versions(message) {
-      const at = message.versions.indexOf(message.id), all = message.versions;
-      const go = (step) => async () => this.accept(await this.server.choose({ conversation: this.conversation, message: all[at + step] }));
-      const before = button("left", "Version before", go(-1)), after = button("right", "Next version", go(1));
+      const at = message.versions.indexOf(message.id),
+        all = message.versions;
+      const go = (step) => async () =>
+        this.accept(await this.server.choose({ conversation: this.conversation, message: all[at + step] }));
+      const before = button("left", "Version before", go(-1)),
+        after = button("right", "Next version", go(1));
       before.disabled = at <= 0;
       after.disabled = at >= all.length - 1;
-      return make("span.dc-versions", {}, before, make("span", { "aria-label": `Version ${at + 1} of ${all.length}` }, `${at + 1}/${all.length}`), after);
+      return make(
+        "span.dc-versions",
+        {},
+        before,
+        make("span", { "aria-label": `Version ${at + 1} of ${all.length}` }, `${at + 1}/${all.length}`),
+        after,
+      );
     }
 
     figures(f) {
-      const parts = [`${f.tokens} tokens`, f.rate && `${f.rate.toFixed(1)} tok/s`, f.alpha && `α ${f.alpha.toFixed(2)}`, f.tau && `τ ${f.tau.toFixed(2)}`, window.duochat.DECODERS[f.decoder]];
+      const parts = [
+        `${f.tokens} tokens`,
+        f.rate && `${f.rate.toFixed(1)} tok/s`,
+        f.alpha && `α ${f.alpha.toFixed(2)}`,
+        f.tau && `τ ${f.tau.toFixed(2)}`,
+        window.duochat.decoderName(f.decoder),
+      ];
       return make("span.dc-figures", {}, parts.filter(Boolean).join(" · "));
     }
 
@@ -348,7 +427,9 @@
         if (!block) body.append((block = make("div.dc-block")));
         if (block.source === html) return;
         block.source = html;
+        const open = block.querySelector("details")?.open;
         block.innerHTML = html;
+        if (open) block.querySelector("details").open = true;
         window.duochat.dress(block);
       });
       while (body.children.length > from + blocks.length) body.lastChild.remove();
@@ -358,7 +439,9 @@
       if (this.syncing) return;
       this.syncing = true;
       try {
-        this.draw(await this.server.look({ conversation: this.conversation }));
+        const thread = await this.server.look({ conversation: this.conversation });
+        if (thread.refused) this.gone(thread.refused);
+        else this.draw(thread);
       } finally {
         this.syncing = false;
       }

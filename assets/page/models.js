@@ -1,16 +1,28 @@
 /* The head of the page: the pair of models and its state, the picker of pairs, picture and settings buttons. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, actions } = window.duochat;
+  const { make, icon, button, press, toast, actions } = window.duochat;
 
-  const NO_GPU = "There is no GPU here: both lanes share the processor, which shows how it works rather than how fast it can be.";
+  const SHARED =
+    "There is no graphics card here: both models share the processor, which shows how it works rather than how fast it can be.";
 
   class Head {
     constructor(server) {
       this.server = server;
-      this.chip = make("button.dc-chip", { type: "button", title: "Models", onclick: () => this.pick() }, make("i"), make("span", {}, "Models"));
-      this.element = make("div.dc-head", {}, this.chip,
-        button("lanes", "Live picture (Alt + P)", () => actions.togglePicture?.()), button("sliders", "Settings (Alt + S)", () => window.duochat.toggle("settings")));
+      this.chip = make(
+        "button.dc-chip",
+        { type: "button", title: "Models", onclick: () => this.pick() },
+        make("i"),
+        make("span", {}, "Models"),
+      );
+      this.element = make(
+        "div.dc-head",
+        {},
+        make("h1.dc-hidden", {}, "DuoChat"),
+        this.chip,
+        button("lanes", "Live picture (Alt + P)", () => actions.togglePicture?.()),
+        button("sliders", "Settings (Alt + S)", () => window.duochat.toggle("settings")),
+      );
       this.place();
       this.watch();
     }
@@ -18,7 +30,11 @@
     /** Into the bar of the tabs, as soon as Gradio has drawn it. */
     place() {
       const bar = document.querySelector("#tabs > .tab-wrapper");
-      if (bar) bar.append(button("panel", "Conversations", () => window.duochat.toggle("side-bar"), "icon.dc-reopen"), this.element);
+      if (bar)
+        bar.append(
+          button("panel", "Conversations", () => window.duochat.toggle("side-bar"), "icon.dc-reopen"),
+          this.element,
+        );
       else setTimeout(() => this.place(), 50);
     }
 
@@ -27,38 +43,91 @@
       try {
         state = (await this.server.state({})) || {};
         this.show(state);
-      } catch { /* the chat says that the server is away */ }
-      const soon = state.state === "loading" || this.sheet;
+      } catch {
+        /* the chat says that the server is away */
+      }
+      const soon = state.state === "loading" || state.choosing || this.sheet;
       this.timer = setTimeout(() => this.watch(), soon ? 700 : 15000);
     }
 
     show(state) {
       if (state.refused || !state.target) return;
-      const [doing, done, all] = state.loading || [];
+      this.state = state;
+      const [doing, done, all] = state.choosing || state.loading || [];
       const percent = all ? ` ${Math.floor((100 * done) / all)} %` : "";
       this.chip.dataset.is = state.state;
-      this.chip.lastChild.textContent = state.state === "loading" ? `${capital(doing || "Loading")}${percent}` : state.state === "dead" ? "Not loaded" : state.target;
+      this.chip.lastChild.textContent =
+        state.state === "loading"
+          ? `${capital(doing || "Loading")}${percent}`
+          : state.state === "dead"
+            ? "Not loaded"
+            : state.target;
       this.chip.classList.toggle("warn", Boolean(state.hardware.draft_fault));
-      document.body.classList.toggle("dc-no-gpu", state.hardware.target_device === "cpu");
-      this.chip.title = `Target ${state.target}, draft ${state.draft}${state.error ? `. ${state.error}` : ""}${state.hardware.target_device === "cpu" ? `. ${NO_GPU}` : ""}`;
-      if (this.sheet) this.progress(state, doing, done, all);
+      this.chip.title = [
+        `Target ${state.target}, draft ${state.draft}`,
+        state.error,
+        state.hardware.shares_cores && SHARED,
+      ]
+        .filter(Boolean)
+        .join(". ");
+      this.introduce(document.querySelector(".dc-answering"));
+      window.duochat.picture_?.use(state);
+      if (this.sheet) this.progress(state);
     }
 
-    progress(state, doing, done, all) {
+    /** Who answers, for what it is; a demonstration model with the way to a better one. */
+    introduce(place) {
+      if (!place || !this.state) return;
+      const { target, draft, demonstration, hardware } = this.state;
+      const words = demonstration
+        ? [
+            make("b", {}, target),
+            " answers now, a tiny demonstration model: it writes fluently and often errs. ",
+            press("Choose a better one", () => this.pick(), ".dc-link"),
+          ]
+        : [make("b", {}, target), ` answers now, with ${draft} guessing ahead.`];
+      place.replaceChildren(...words, hardware.shares_cores ? make("span", {}, ` ${SHARED}`) : "");
+    }
+
+    /** In the sheet: what is fetched or loaded, else what went wrong. */
+    progress(state) {
+      const [doing, done, all] = state.choosing || (state.state === "loading" && (state.loading || ["Loading"])) || [];
+      const off = state.error || (state.hardware.draft_fault && `Speculation is off: ${state.hardware.draft_fault}`);
+      const key = JSON.stringify([doing, done, all, off]);
+      if (this.told === key) return;
+      this.told = key;
       this.line.replaceChildren();
-      if (state.state === "loading") this.line.append(make("span", {}, `${capital(doing || "Loading")}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`), make("progress.dc-progress", { max: 1, value: all ? done / all : null, "aria-label": "Progress" }));
-      const off = state.error || state.hardware.draft_fault;
-      if (state.state !== "loading" && off) this.line.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, state.error || `Speculation is off: ${off}`)));
-      if (state.hardware.target_device === "cpu") this.line.append(make("p.dc-facts", {}, NO_GPU));
+      if (doing) {
+        this.line.append(
+          make("span", {}, `${capital(doing)}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`),
+          make("progress.dc-progress", { max: 1, value: all ? done / all : null, "aria-label": "Progress" }),
+        );
+      } else if (off)
+        this.line.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, off)));
+      if (state.hardware.shares_cores) this.line.append(make("p.dc-facts", {}, SHARED));
     }
 
     async pick() {
+      this.told = "";
       this.line = make("div.dc-loading", { role: "status" });
       this.pairs = make("div.dc-pairs", {}, make("p", {}, "Looking at what there is"));
-      const sheet = (this.sheet = make("dialog.dc-sheet.wide", { "aria-label": "Models" },
-        make("header", {}, make("h2", {}, "Models"), button("close", "Close", () => sheet.close())),
-        make("p", {}, "The target on the GPU decides every token. The draft on the CPU guesses ahead. A change counts for everybody who uses this DuoChat."),
-        this.line, this.pairs));
+      const sheet = (this.sheet = make(
+        "dialog.dc-sheet.wide",
+        { "aria-label": "Models" },
+        make(
+          "header",
+          {},
+          make("h2", {}, "Models"),
+          button("close", "Close", () => sheet.close()),
+        ),
+        make(
+          "p",
+          {},
+          "The target decides every token, the draft guesses ahead. A change counts for everybody who uses this DuoChat.",
+        ),
+        this.line,
+        this.pairs,
+      ));
       sheet.addEventListener("close", () => (sheet.remove(), (this.sheet = null)));
       sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
       document.body.append(sheet);
@@ -70,8 +139,10 @@
 
     list(answer) {
       if (!this.sheet) return;
-      if (!answer || answer.refused) return this.pairs.replaceChildren(make("p.dc-fault", {}, answer?.refused || "The server does not answer."));
-      this.pairs.replaceChildren(...answer.pairs.map((p) => this.pair(p)));
+      if (!answer || answer.refused)
+        return this.pairs.replaceChildren(make("p.dc-fault", {}, answer?.refused || "The server does not answer."));
+      const order = [...answer.pairs].sort((a, b) => b.used - a.used || b.fits - a.fits); // what one can load comes first
+      this.pairs.replaceChildren(...order.map((p) => this.pair(p)));
     }
 
     pair(p) {
@@ -79,10 +150,20 @@
       const fetch = p.target_cached && p.draft_cached ? "on this machine" : "will be downloaded";
       const choose = make("button.dc-primary", { type: "button", onclick: () => this.use(p, choose) }, "Load");
       const act = p.used ? make("span.dc-used", { html: icon("check") }, "In use") : p.fits ? choose : null;
-      return make(`section.dc-pair${p.used ? ".used" : ""}${p.fits ? "" : ".unfit"}`, { "aria-label": p.name },
-        make("div", {}, make("b", {}, p.target), make("span", {}, ` with ${p.draft}`), make("p", {}, p.description),
-          make("p.dc-facts", {}, [memory, fetch].filter(Boolean).join(" · ")), p.fits ? null : make("p.dc-facts.warn", {}, `Does not fit: ${p.unfit}`)),
-        act);
+      return make(
+        `section.dc-pair${p.used ? ".used" : ""}${p.fits ? "" : ".unfit"}`,
+        { "aria-label": p.name },
+        make(
+          "div",
+          {},
+          make("b", {}, p.target),
+          make("span", {}, ` with ${p.draft}`),
+          make("p", {}, p.description),
+          make("p.dc-facts", {}, [memory, fetch].filter(Boolean).join(" · ")),
+          p.fits ? null : make("p.dc-facts.warn", {}, `Does not fit: ${p.unfit}`),
+        ),
+        act,
+      );
     }
 
     async use(p, from) {

@@ -1,10 +1,11 @@
 /* The Race tab: a form that asks for two runs, and a player that shows them side by side on one clock.
  *
- * DuoChat.playRace(element, record) replays a record of race.py; it needs picture.js only, also in a saved file.
+ * duochat.playRace(element, record) replays a record of race.py; it needs the picture only, also in a saved file.
  */
 (() => {
   "use strict";
-  const { Picture, el, fixed, legend, lanesKey, percent, seconds, quoted, reduced } = window.DuoChat;
+  const { Picture, make, save, remember, recall, fixed, plural, legend, lanesKey, percent, seconds, quoted, reduced } =
+    window.duochat;
 
   const SPEEDS = [0.25, 0.5, 1, 2];
   const shortName = (title) => title.split(":")[0];
@@ -16,28 +17,49 @@
     constructor(run, longest) {
       this.run = run;
       this.rounds = run.frame.rounds;
-      this.parts = { clock: el("b", { class: "dpr-clock", text: "0.00 s" }), rate: el("b", { text: "–" }), first: el("b", { text: "–" }), tokens: el("b", { text: "0" }) };
-      this.bar = el("i", { class: "dpr-bar" });
+      this.parts = {
+        clock: make("b.dpr-clock", { text: "0.00 s" }),
+        rate: make("b", { text: "–" }),
+        first: make("b", { text: "–" }),
+        tokens: make("b", { text: "0" }),
+      };
+      this.bar = make("i.dpr-bar");
       this.bar.style.setProperty("--end", (run.total / longest).toFixed(4));
-      this.flag = el("span", { class: "dpr-flag", hidden: true });
-      const picture = el("div");
-      this.node = el("section", { class: "dpr-side", "aria-label": run.title },
-        el("header", {}, el("h3", { text: shortName(run.title) }), this.flag, this.parts.clock),
-        el("div", { class: "dpr-track" }, this.bar),
-        el("dl", { class: "dpr-figures" }, ...[["tokens/s", "rate"], ["first token", "first"], ["tokens", "tokens"]].map(([name, key]) => el("div", {}, el("dt", { text: name }), el("dd", {}, this.parts[key])))),
-        picture);
-      this.picture = new Picture(picture, ["ribbon", "lanes"]);
+      this.flag = make("span.dpr-flag");
+      const picture = make("div");
+      this.node = make(
+        "section.dpr-side",
+        { "aria-label": run.title },
+        make("header", {}, make("h3", { text: shortName(run.title) }), this.flag, this.parts.clock),
+        make("div.dpr-track", {}, this.bar),
+        make(
+          "dl.dpr-figures",
+          {},
+          ...[
+            ["tokens/s", "rate"],
+            ["first token", "first"],
+            ["tokens", "tokens"],
+          ].map(([name, key]) => make("div", {}, make("dt", { text: name }), make("dd", {}, this.parts[key]))),
+        ),
+        picture,
+      );
+      this.picture = new Picture(picture, ["ribbon", "lanes"], {});
     }
 
     /** Show the state at time t: a token is there when the round that brought it has ended. */
     show(t) {
-      const shown = this.picture.model.n;
+      const shown = this.picture.answer.n;
       const count = this.roundsBy(t);
       const done = count === this.rounds.length;
       const state = done ? { finish: "stop", decoder: this.run.decoder } : { decoder: this.run.decoder };
       if (count < shown) this.picture.update({ from: 0, n: count, rounds: this.rounds.slice(0, count), state });
-      else if (count > shown) this.picture.update({ from: shown, n: count, rounds: this.rounds.slice(shown, count), state });
+      else if (count > shown)
+        this.picture.update({ from: shown, n: count, rounds: this.rounds.slice(shown, count), state });
+      this.picture.lanes.clock = t;
+      this.picture.wake();
       this.figures(Math.min(t, this.run.total), done);
+      this.flag.dataset.is = done ? "done" : t < this.run.ttft ? "reads" : "";
+      this.flag.textContent = done ? this.ending : t < this.run.ttft ? "reads the prompt" : "";
     }
 
     roundsBy(t) {
@@ -47,14 +69,13 @@
     }
 
     figures(t, done) {
-      const tokens = this.picture.model.tokens.length;
+      const tokens = this.picture.answer.tokens.length;
       this.parts.clock.textContent = `${fixed(t, 2)} s`;
       this.parts.rate.textContent = done ? fixed(this.run.rate) : tokens && t > 0 ? fixed(tokens / t) : "–";
       this.parts.first.textContent = t >= this.run.ttft ? seconds(this.run.ttft) : "–";
       this.parts.tokens.textContent = `${tokens}`;
       this.bar.style.setProperty("--v", (tokens / this.run.tokens).toFixed(4));
       this.node.classList.toggle("dpr-done", done);
-      this.flag.hidden = !done;
     }
   }
 
@@ -63,50 +84,158 @@
       this.record = record;
       this.longest = Math.max(...record.runs.map((run) => run.total));
       this.sides = record.runs.map((run) => new Side(run, this.longest));
-      for (const side of this.sides) side.flag.textContent = side.run.decoder === record.verdict.winner ? "⚑ first" : "⚑ done";
+      for (const side of this.sides) side.ending = side.run.decoder === record.verdict.winner ? "⚑ first" : "⚑ done";
+      this.oneClock(record.hardware || {});
       this.speed = 1;
       this.time = 0;
-      this.root = el("section", { class: "dp dpr", "aria-label": "Replay of a race" }, this.head(), this.controls(),
-        el("div", { class: "dpr-key" }, legend(), lanesKey()), el("div", { class: "dpr-sides" }, ...this.sides.map((side) => side.node)), this.figures());
+      this.root = make(
+        "section.dp.dpr",
+        { "aria-label": "Replay of a race" },
+        this.head(),
+        this.controls(),
+        make("div.dpr-key", {}, legend(), lanesKey()),
+        make("div.dpr-sides", {}, ...this.sides.map((side) => side.node)),
+        (this.table = this.figures()),
+      );
       element.replaceChildren(this.root);
-      if (autoplay && !reduced()) this.play(); else this.seek(this.longest);
+      if (autoplay && !reduced()) this.play();
+      else this.seek(this.longest);
+    }
+
+    /** Both lanes show the same seconds: eight rounds of the slower side. */
+    oneClock({ target_device: target, draft_threads: threads, shares_cores: shares }) {
+      const span = Math.min(
+        this.longest,
+        Math.max(...this.sides.map(({ run, rounds }) => (8 * run.total) / rounds.length)),
+      );
+      for (const { picture } of this.sides) {
+        const peers = this.sides.map((side) => side.picture.lanes).filter((lanes) => lanes !== picture.lanes);
+        picture.lanes.share(peers, span);
+        picture.use({ draft: threads ? `CPU, ${plural(threads, "thread")}` : "", target, shares });
+      }
     }
 
     head() {
       const { verdict, runs, options, prompt } = this.record;
       const names = Object.fromEntries(runs.map((run) => [run.decoder, shortName(run.title)]));
-      const factor = verdict.factor && verdict.factor < 1.02 ? "Both took the same time" : `${names[verdict.winner]} is ${fixed(verdict.factor, 2)}× as fast`;
-      this.verdict = el("div", { class: "dpr-verdict", "aria-live": "polite" }, el("strong", { text: factor }), sameness(verdict));
-      return el("header", { class: "dpr-head" }, el("blockquote", { text: prompt }),
-        el("small", { text: `temperature ${options.temperature}, seed ${options.seed}, up to ${options.max_tokens} tokens. Run one after the other, each after a warm-up; replayed on one clock.` }), this.verdict);
+      const factor =
+        verdict.factor && verdict.factor < 1.02
+          ? "Both took the same time"
+          : `${names[verdict.winner]} is ${fixed(verdict.factor, 2)}× as fast`;
+      this.verdict = make(
+        "div.dpr-verdict",
+        { "aria-live": "polite" },
+        make("strong", { text: factor }),
+        sameness(verdict),
+      );
+      return make(
+        "header.dpr-head",
+        {},
+        make("blockquote", { text: prompt }),
+        make("small", {
+          text: `temperature ${options.temperature}, seed ${options.seed}, up to ${options.max_tokens} tokens. Run one after the other, each after a warm-up; replayed on one clock.`,
+        }),
+        this.verdict,
+      );
     }
 
     controls() {
-      this.button = el("button", { type: "button", class: "dp-button dpr-play", on: { click: () => this.toggle() } });
-      this.scrub = el("input", { type: "range", min: 0, max: this.longest, step: this.longest / 1000, value: 0, "aria-label": "Time of the race in seconds", on: { input: () => { this.playing = false; this.seek(Number(this.scrub.value)); } } });
-      this.label = el("output", { class: "dpr-time" });
-      this.speeds = SPEEDS.map((speed) => el("button", { type: "button", class: "dp-button", text: `${speed}×`, "aria-pressed": `${speed === 1}`, "aria-label": `${speed} times real time`, on: { click: () => this.pace(speed) } }));
-      return el("div", { class: "dpr-controls" }, this.button,
-        el("button", { type: "button", class: "dp-button", text: "⟲ replay", on: { click: () => { this.seek(0); this.play(); } } }),
-        this.scrub, this.label, el("span", { role: "group", "aria-label": "Speed of the replay", class: "dpr-speeds" }, ...this.speeds));
+      this.button = make("button.dp-button.dpr-play", { type: "button", onclick: () => this.toggle() });
+      this.scrub = make("input", {
+        type: "range",
+        min: 0,
+        max: this.longest,
+        step: this.longest / 1000,
+        value: 0,
+        "aria-label": "Time of the race in seconds",
+        oninput: () => {
+          this.playing = false;
+          this.seek(Number(this.scrub.value));
+        },
+      });
+      this.label = make("output.dpr-time");
+      this.speeds = SPEEDS.map((speed) =>
+        make("button.dp-button", {
+          type: "button",
+          text: `${speed}×`,
+          "aria-pressed": `${speed === 1}`,
+          "aria-label": `${speed} times real time`,
+          onclick: () => this.pace(speed),
+        }),
+      );
+      return make(
+        "div.dpr-controls",
+        {},
+        this.button,
+        make("button.dp-button", {
+          type: "button",
+          text: "⟲ replay",
+          onclick: () => {
+            this.seek(0);
+            this.play();
+          },
+        }),
+        this.scrub,
+        this.label,
+        make("span.dpr-speeds", { role: "group", "aria-label": "Speed of the replay" }, ...this.speeds),
+      );
     }
 
     /** The figures of both runs as a table. */
     figures() {
       const rows = [
-        ["tokens/s, request to last token", (r) => fixed(r.rate)], ["first token after", (r) => seconds(r.ttft)], ["last token after", (r) => seconds(r.total)],
-        ["tokens", (r) => r.tokens], ["target forwards", (r) => r.stats.rounds], ["τ, tokens a forward", (r) => fixed(r.stats.mean_accepted_length, 2)],
-        ["α, acceptance", (r) => (r.stats.tested ? percent(r.stats.acceptance_rate) : "–")], ["drafted", (r) => r.stats.drafted],
-        ["CPU lane idle", (r) => percent(r.stats.cpu_idle)], ["GPU lane idle", (r) => percent(r.stats.gpu_idle)],
+        ["tokens/s, request to last token", (r) => fixed(r.rate)],
+        ["first token after", (r) => seconds(r.ttft)],
+        ["last token after", (r) => seconds(r.total)],
+        ["tokens", (r) => r.tokens],
+        ["target forwards", (r) => r.stats.rounds],
+        ["τ, tokens a forward", (r) => fixed(r.stats.mean_accepted_length, 2)],
+        ["α, acceptance", (r) => (r.stats.tested ? percent(r.stats.acceptance_rate) : "–")],
+        ["drafted", (r) => r.stats.drafted],
+        ["draft idle", (r) => percent(r.stats.cpu_idle)],
+        ["target idle", (r) => percent(r.stats.gpu_idle)],
       ];
       const { runs } = this.record;
-      return el("details", { class: "dp-table", open: true }, el("summary", { text: "Figures of both runs" }), el("div", {}, el("table", {},
-        el("thead", {}, el("tr", {}, el("td"), ...runs.map((run) => el("th", { scope: "col", text: shortName(run.title) })))),
-        el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row", text: name }), ...runs.map((run) => el("td", { text: `${value(run)}` }))))))));
+      return make(
+        "details.dp-table",
+        { open: true },
+        make("summary", { text: "Figures of both runs" }),
+        make(
+          "div",
+          {},
+          make(
+            "table",
+            {},
+            make(
+              "thead",
+              {},
+              make(
+                "tr",
+                {},
+                make("td"),
+                ...runs.map((run) => make("th", { scope: "col", text: shortName(run.title) })),
+              ),
+            ),
+            make(
+              "tbody",
+              {},
+              ...rows.map(([name, value]) =>
+                make(
+                  "tr",
+                  {},
+                  make("th", { scope: "row", text: name }),
+                  ...runs.map((run) => make("td", { text: `${value(run)}` })),
+                ),
+              ),
+            ),
+          ),
+        ),
+      );
     }
 
     toggle() {
-      if (this.playing) this.pause(); else this.play();
+      if (this.playing) this.pause();
+      else this.play();
     }
 
     play() {
@@ -141,14 +270,16 @@
       this.scrub.value = t;
       this.label.textContent = `${fixed(t, 2)} of ${fixed(this.longest, 2)} s`;
       this.button.textContent = this.playing ? "❚❚ pause" : "▶ play";
-      this.verdict.classList.toggle("dpr-hidden", t < this.longest);
+      for (const told of [this.verdict, this.table]) told.classList.toggle("dpr-hidden", t < this.longest);
     }
   }
 
   /** "outputs identical", or where they part. */
   function sameness({ identical, difference }) {
-    if (identical) return el("span", { class: "dpr-same", text: "outputs identical ✓" });
-    return el("span", { class: "dpr-differs", text: `outputs differ from token ${difference.token + 1} on: ${quoted(difference.left)} against ${quoted(difference.right)}` });
+    if (identical) return make("span.dpr-same", { text: "outputs identical ✓" });
+    return make("span.dpr-differs", {
+      text: `outputs differ from token ${difference.token + 1} on: ${quoted(difference.left)} against ${quoted(difference.right)}`,
+    });
   }
 
   /* ---------- the tab ---------- */
@@ -156,39 +287,110 @@
   class Race {
     constructor(element, { server }) {
       this.server = server;
-      this.form = el("form", { class: "dp dpr-form", on: { submit: (e) => { e.preventDefault(); this.start(); } } });
-      this.status = el("p", { class: "dpr-status", role: "status" });
-      this.stage = el("div", { class: "dpr-stage" });
-      element.replaceChildren(el("div", { class: "dp-tab" }, el("header", { class: "dp-intro" }, el("h2", { text: "Race" }),
-        el("p", { text: "Two ways of decoding, the same prompt, the same models. They run one after the other on the idle machine; then both are replayed side by side on one clock." })),
-      this.form, this.stage));
+      this.form = make("form.dp.dpr-form", {
+        onsubmit: (e) => {
+          e.preventDefault();
+          this.start();
+        },
+      });
+      this.status = make("p.dpr-status", { role: "status" });
+      this.stage = make("div.dpr-stage");
+      element.replaceChildren(
+        make(
+          "div.dp-tab",
+          {},
+          make(
+            "header.dp-intro",
+            {},
+            make("h2", { text: "Race" }),
+            make("p", {
+              text: "Two ways of decoding, the same prompt, the same models. They run one after the other on the idle machine; then both are replayed side by side on one clock.",
+            }),
+          ),
+          this.form,
+          this.stage,
+        ),
+      );
       this.build();
     }
 
     async build() {
       const { ready, decoders } = await this.server.prepare({});
-      const choose = (label, chosen) => el("label", {}, el("span", { text: label }), el("select", {}, ...Object.entries(decoders).map(([name, title]) => el("option", { value: name, text: title, selected: name === chosen }))));
-      const number = (label, value, props) => el("label", {}, el("span", { text: label }), el("input", { type: "number", value, ...props }));
-      this.prompt = el("textarea", { rows: 3, "aria-label": "Prompt of the race", placeholder: "What shall both answer?" });
-      this.fields = { left: choose("Left", "duotree"), right: choose("Right", "autoregressive"), temperature: number("Temperature", 0, { min: 0, max: 2, step: 0.1 }),
-        seed: number("Seed", 7, { min: 0, step: 1 }), max_tokens: number("Tokens", 128, { min: 1, max: 512, step: 1 }) };
-      this.go = el("button", { type: "submit", class: "dp-button dp-primary", text: "Start the race" });
-      this.halt = el("button", { type: "button", class: "dp-button", text: "Stop", hidden: true, on: { click: () => this.server.halt({ ticket: this.ticket }) } });
-      this.saves = el("span", { class: "dpr-saves", hidden: true },
-        el("button", { type: "button", class: "dp-button", text: "Save as HTML", on: { click: () => this.saveHtml() } }),
-        el("button", { type: "button", class: "dp-button", text: "Save as JSON", on: { click: () => save("race.json", JSON.stringify(this.record), "application/json") } }));
-      const open = el("input", { type: "file", accept: ".json,application/json", class: "dp-hidden", on: { change: (e) => this.open(e.target) } });
+      const choose = (label, chosen) =>
+        make(
+          "label",
+          {},
+          make("span", { text: label }),
+          make(
+            "select",
+            {},
+            ...Object.entries(decoders).map(([name, title]) =>
+              make("option", { value: name, text: title, selected: name === chosen }),
+            ),
+          ),
+        );
+      const number = (label, value, props) =>
+        make("label", {}, make("span", { text: label }), make("input", { type: "number", value, ...props }));
+      this.prompt = make("textarea", {
+        rows: 3,
+        "aria-label": "Prompt of the race",
+        placeholder: "What shall both answer?",
+      });
+      this.fields = {
+        left: choose("Left", "duotree"),
+        right: choose("Right", "autoregressive"),
+        temperature: number("Temperature", 0, { min: 0, max: 2, step: 0.1 }),
+        seed: number("Seed", 7, { min: 0, step: 1 }),
+        max_tokens: number("Tokens", 128, { min: 1, max: 512, step: 1 }),
+      };
+      this.go = make("button.dp-button.dp-primary", { type: "submit", text: "Start the race" });
+      this.halt = make("button.dp-button", {
+        type: "button",
+        text: "Stop",
+        hidden: true,
+        onclick: () => this.server.halt({ ticket: this.ticket }),
+      });
+      this.saves = make(
+        "span.dpr-saves",
+        { hidden: true },
+        make("button.dp-button", { type: "button", text: "Save as HTML", onclick: () => this.saveHtml() }),
+        make("button.dp-button", {
+          type: "button",
+          text: "Save as JSON",
+          onclick: () => save("race.json", JSON.stringify(this.record), "application/json"),
+        }),
+      );
+      const open = make("input.dp-hidden", {
+        type: "file",
+        accept: ".json,application/json",
+        onchange: (e) => this.open(e.target),
+      });
       this.form.append(
-        el("div", { class: "dpr-ready", role: "group", "aria-label": "Ready prompts" }, ...ready.map((r) => this.chip(r))),
-        this.prompt, el("div", { class: "dpr-fields" }, ...Object.values(this.fields)),
-        el("div", { class: "dpr-actions" }, this.go, this.halt, this.saves, el("label", { class: "dp-button dpr-open" }, "Open a saved race", open)), this.status);
+        make("div.dpr-ready", { role: "group", "aria-label": "Ready prompts" }, ...ready.map((r) => this.chip(r))),
+        this.prompt,
+        make("div.dpr-fields", {}, ...Object.values(this.fields)),
+        make(
+          "div.dpr-actions",
+          {},
+          this.go,
+          this.halt,
+          this.saves,
+          make("label.dp-button.dpr-open", {}, "Open a saved race", open),
+        ),
+        this.status,
+      );
       this.take(ready[0]);
+      if (recall("race")) this.show(JSON.parse(recall("race")), false);
     }
 
     chip(ready) {
       const good = ready.expect === "well";
-      return el("button", { type: "button", class: "dpr-chip", title: ready.why, on: { click: () => this.take(ready) } },
-        el("b", { text: ready.name }), el("small", { text: good ? "▲ drafts do well" : "▼ drafts do badly" }));
+      return make(
+        "button.dpr-chip",
+        { type: "button", title: ready.why, onclick: () => this.take(ready) },
+        make("b", { text: ready.name }),
+        make("small", { text: good ? "▲ drafts do well" : "▼ drafts do badly" }),
+      );
     }
 
     take(ready) {
@@ -198,7 +400,9 @@
       this.say(ready.why);
     }
 
-    field(name) { return this.fields[name].querySelector("input, select"); }
+    field(name) {
+      return this.fields[name].querySelector("input, select");
+    }
 
     say(words, bad = false) {
       this.status.textContent = words;
@@ -222,21 +426,27 @@
 
     async follow() {
       for (;;) {
-        const answer = await this.server.follow({ ticket: this.ticket }).catch(() => ({ refused: "The server does not answer: start DuoChat again." }));
+        const answer = await this.server
+          .follow({ ticket: this.ticket })
+          .catch(() => ({ refused: "The server does not answer: start DuoChat again." }));
         const fault = answer.refused || answer.error;
-        if (fault) { this.running(false); return this.say(fault, true); }
+        if (fault) {
+          this.running(false);
+          return this.say(fault, true);
+        }
         if (answer.result) return this.show(answer.result);
         this.say(progress(answer.note));
         await new Promise((resolve) => setTimeout(resolve, 250));
       }
     }
 
-    show(record) {
+    show(record, autoplay = true) {
       this.record = record;
       this.running(false);
+      remember("race", JSON.stringify(record));
       this.say("Both runs are recorded. This is the replay, in real time.");
-      const player = new Player(this.stage, record);
-      player.root.scrollIntoView?.({ behavior: reduced() ? "auto" : "smooth", block: "start" });
+      const player = new Player(this.stage, record, autoplay);
+      if (autoplay) player.root.scrollIntoView?.({ behavior: reduced() ? "auto" : "smooth", block: "start" });
       return player;
     }
 
@@ -263,19 +473,13 @@
 
   function progress(note = {}) {
     const which = `Run ${note.run || 1} of 2, ${note.decoder || ""}`;
-    if (note.phase === "queued") return `${which}: waiting for the engine${note.progress ? `, ${note.progress[0]} before` : ""} …`;
+    if (note.phase === "queued")
+      return `${which}: waiting for the engine${note.progress ? `, ${note.progress[0]} before` : ""} …`;
     if (note.phase === "loading") return `${which}: ${note.words || "loading the models"} …`;
     if (note.phase === "warming up") return `${which}: warming up …`;
     return note.tokens ? `${which}: ${note.tokens} tokens …` : `${which}: reading the prompt …`;
   }
 
-  function save(name, text, type) {
-    const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  }
-
-  window.DuoChat.playRace = (element, record) => new Player(element, record);
-  window.DuoChat.save = save;
-  (window.duochat = window.duochat || {}).race = (element, tools) => new Race(element, tools);
+  window.duochat.playRace = (element, record) => new Player(element, record);
+  window.duochat.race = (element, tools) => new Race(element, tools);
 })();

@@ -1,27 +1,81 @@
 /* The side bar: conversations by day, search, rename, delete with undo, export and import. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, save, actions } = window.duochat;
+  const { make, icon, toast, save, actions } = window.duochat;
   const DAY = 86400;
+  const ELSEWHERE = 30_000; // ms between two looks at what other browsers have changed
   const LARGEST_IMPORT = 20e6; // bytes
 
   class Side {
     constructor(element, { server }) {
       Object.assign(this, { server, open: "" });
-      this.search = make("input", { type: "search", placeholder: "Search", "aria-label": "Search the conversations", oninput: () => this.later() });
+      this.search = make("input", {
+        type: "search",
+        placeholder: "Search",
+        "aria-label": "Search the conversations",
+        oninput: () => this.later(),
+      });
       this.list = make("nav.dc-list", { "aria-label": "Conversations" });
-      this.file = make("input", { type: "file", accept: ".json,.md,application/json,text/markdown", hidden: true, onchange: () => this.import() });
-      element.replaceChildren(make("div.dc-side", {},
-        make("div.dc-brand", {}, make("img", { src: "page/icon.svg", alt: "", width: 26, height: 26 }), make("b", {}, "DuoChat")),
-        make("button.dc-new", { type: "button", title: "New chat (Alt + N)", onclick: () => actions.newChat(), html: icon("plus") }, make("span", {}, "New chat")),
-        make("label.dc-search", { html: icon("search") }, this.search),
-        this.list,
-        make("footer", {}, this.file,
-          make("button.dc-text", { type: "button", onclick: () => this.file.click(), html: icon("import") }, make("span", {}, "Import")),
-          make("button.dc-text", { type: "button", title: "Save all conversations as one JSON file", onclick: () => this.export(), html: icon("export") }, make("span", {}, "Export")),
-          make("button.dc-text", { type: "button", title: "Keyboard shortcuts (?)", onclick: () => window.duochat.help(), html: icon("help") }, make("span", {}, "Keys")))));
+      this.file = make("input", {
+        type: "file",
+        accept: ".json,.md,application/json,text/markdown",
+        hidden: true,
+        onchange: () => this.import(),
+      });
+      element.replaceChildren(
+        make(
+          "div.dc-side",
+          {},
+          make(
+            "div.dc-brand",
+            {},
+            make("img", { src: "page/icon.svg", alt: "", width: 26, height: 26 }),
+            make("b", {}, "DuoChat"),
+          ),
+          make(
+            "button.dc-new",
+            { type: "button", title: "New chat (Alt + N)", onclick: () => actions.newChat(), html: icon("plus") },
+            make("span", {}, "New chat"),
+          ),
+          make("label.dc-search", { html: icon("search") }, this.search),
+          this.list,
+          make(
+            "footer",
+            {},
+            this.file,
+            make(
+              "button.dc-text",
+              { type: "button", onclick: () => this.file.click(), html: icon("import") },
+              make("span", {}, "Import"),
+            ),
+            make(
+              "button.dc-text",
+              {
+                type: "button",
+                title: "Save all conversations as one JSON file",
+                onclick: () => this.export(),
+                html: icon("export"),
+              },
+              make("span", {}, "Export"),
+            ),
+            make(
+              "button.dc-text",
+              {
+                type: "button",
+                title: "Keyboard shortcuts (?)",
+                onclick: () => window.duochat.help(),
+                html: icon("help"),
+              },
+              make("span", {}, "Keys"),
+            ),
+          ),
+        ),
+      );
       actions.search = () => this.find();
       document.addEventListener("visibilitychange", () => document.hidden || this.refresh());
+      this.others = new BroadcastChannel("duochat"); // the tabs of this browser
+      this.others.onmessage = () => this.look();
+      setInterval(() => this.look(), ELSEWHERE);
       window.duochat.head(server);
       const narrow = matchMedia("(max-width: 767px)");
       const shut = () => narrow.matches && window.duochat.isOpen("side-bar") && window.duochat.toggle("side-bar");
@@ -55,6 +109,17 @@
       this.mark(this.open);
     }
 
+    /** Has another tab or browser changed the list? Not while a hand is on it. */
+    look() {
+      if (!document.hidden && !this.list.querySelector("input, details[open]")) this.refresh();
+    }
+
+    /** This tab has changed the list. */
+    changed(open) {
+      this.others.postMessage("changed");
+      return this.refresh(open);
+    }
+
     mark(open) {
       this.open = open;
       for (const item of this.list.querySelectorAll("[data-id]"))
@@ -68,18 +133,46 @@
         if (!groups.has(name)) groups.set(name, []);
         groups.get(name).push(this.item(c));
       }
+      const held = this.list.contains(document.activeElement) && document.activeElement.closest("li")?.dataset.id;
       const none = make("p.dc-none", {}, this.search.value ? "Nothing found" : "No conversations yet");
-      this.list.replaceChildren(...(groups.size ? [...groups].flatMap(([name, items]) => [make("h3", {}, name), make("ul", {}, ...items)]) : [none]));
+      this.list.replaceChildren(
+        ...(groups.size
+          ? [...groups].flatMap(([name, items]) => [make("h3", {}, name), make("ul", {}, ...items)])
+          : [none]),
+      );
+      if (held) this.focus(held);
+    }
+
+    focus(id) {
+      this.list.querySelector(`[data-id="${CSS.escape(id)}"] a`)?.focus();
+    }
+
+    /** The conversation beside one in the list, "" where there is none. */
+    beside(id, by) {
+      const ids = [...this.list.querySelectorAll("[data-id]")].map((item) => item.dataset.id);
+      return ids[ids.indexOf(id) + by] || "";
     }
 
     item(c) {
-      const link = make("a", { href: `#${encodeURIComponent(c.id)}`, title: c.title }, c.running ? make("i.dc-running", { title: "Being answered" }) : null, c.title || "Untitled");
-      const menu = make("details.dc-menu", {}, make("summary", { "aria-label": `Actions for ${c.title}`, title: "Actions" }, "⋯"),
-        make("div", {},
+      const link = make(
+        "a",
+        { href: `#${encodeURIComponent(c.id)}`, title: c.title },
+        c.running ? make("i.dc-running", { title: "Being answered" }) : null,
+        c.title || "Untitled",
+      );
+      const menu = make(
+        "details.dc-menu",
+        {},
+        make("summary", { tabindex: "-1", "aria-label": `Actions for ${c.title}`, title: "Actions (→)" }, "⋯"),
+        make(
+          "div",
+          {},
           this.choice("edit", "Rename", () => this.rename(item, c)),
           this.choice("export", "Save as Markdown", () => this.export(c, "markdown")),
           this.choice("export", "Save as JSON", () => this.export(c, "json")),
-          this.choice("trash", "Delete", () => this.delete(c))));
+          this.choice("trash", "Delete", () => this.delete(c)),
+        ),
+      );
       const item = make("li", { "data-id": c.id }, link, menu);
       link.addEventListener("click", (e) => {
         if (e.ctrlKey || e.metaKey || e.shiftKey) return;
@@ -88,12 +181,41 @@
         if (innerWidth < 768) window.duochat.toggle("side-bar");
       });
       link.addEventListener("dblclick", (e) => (e.preventDefault(), this.rename(item, c)));
-      link.addEventListener("keydown", (e) => e.key === "F2" ? this.rename(item, c) : e.key === "Delete" && this.delete(c));
+      link.addEventListener("keydown", (e) => this.key(e, item, c));
+      menu.addEventListener("keydown", (e) => {
+        if (e.key !== "Escape" && e.key !== "ArrowLeft") return;
+        e.stopPropagation();
+        menu.open = false;
+        link.focus();
+      });
       return item;
     }
 
+    /** Up and down go through the list, to the right is the menu: one stop of the Tab key a conversation. */
+    key(event, item, c) {
+      const does = {
+        F2: () => this.rename(item, c),
+        Delete: () => this.delete(c),
+        ArrowDown: () => this.focus(this.beside(c.id, 1)),
+        ArrowUp: () => this.focus(this.beside(c.id, -1)),
+        ArrowRight: () => {
+          item.querySelector("details").open = true;
+          item.querySelector("details button").focus();
+        },
+      }[event.key];
+      if (does) (event.preventDefault(), does());
+    }
+
     choice(sign, words, does) {
-      return make("button", { type: "button", onclick: (e) => (e.target.closest("details").removeAttribute("open"), does()), html: icon(sign) }, make("span", {}, words));
+      return make(
+        "button",
+        {
+          type: "button",
+          onclick: (e) => (e.target.closest("details").removeAttribute("open"), does()),
+          html: icon(sign),
+        },
+        make("span", {}, words),
+      );
     }
 
     async ask(action) {
@@ -117,7 +239,7 @@
         box.replaceWith(link);
         if (!keep || !box.value.trim() || box.value === c.title) return;
         await this.ask({ do: "rename", conversation: c.id, title: box.value.trim() });
-        this.refresh();
+        this.changed();
       };
       box.addEventListener("keydown", (e) => {
         e.stopPropagation();
@@ -131,10 +253,16 @@
     }
 
     async delete(c) {
+      const next = this.beside(c.id, 1) || this.beside(c.id, -1);
       if (!(await this.ask({ do: "delete", conversation: c.id }))) return;
       if (this.open === c.id) actions.newChat();
-      this.refresh("");
-      toast(`Deleted “${c.title}”`, ["Undo", async () => (await this.ask({ do: "restore", conversation: c.id }), this.refresh())]);
+      await this.changed("");
+      if (next) this.focus(next);
+      else this.search.focus();
+      toast(`Deleted “${c.title}”`, [
+        "Undo",
+        async () => (await this.ask({ do: "restore", conversation: c.id }), this.changed()),
+      ]);
     }
 
     /** One conversation in a form, or all as JSON. */
@@ -150,7 +278,7 @@
       if (file.size > LARGEST_IMPORT) return toast("That file is larger than 20 MB: choose one that DuoChat saved.");
       const answer = await this.ask({ do: "import", text: await file.text(), name: file.name });
       if (!answer) return;
-      await this.refresh();
+      await this.changed();
       window.duochat.chat_.open(answer.conversation);
       toast(`Imported “${file.name}”`);
     }
@@ -165,63 +293,9 @@
   };
 
   document.addEventListener("click", (e) => {
-    for (const menu of document.querySelectorAll("details.dc-menu[open]")) if (!menu.contains(e.target)) menu.removeAttribute("open");
+    for (const menu of document.querySelectorAll("details.dc-menu[open]"))
+      if (!menu.contains(e.target)) menu.removeAttribute("open");
   });
 
   window.duochat.side = (element, tools) => (window.duochat.side_ = new Side(element, tools));
-
-  /* ---- the picture's frame ---- */
-
-  /** Hands the frames of the answer on screen to picture.js, and fetches the whole picture when some were lost. */
-  class Frame {
-    constructor(element, { props, watch, server }) {
-      Object.assign(this, { props, server });
-      this.place = make("div.dc-picture");
-      element.replaceChildren(this.place);
-      watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
-      actions.togglePicture = () => document.body.classList.toggle(matchMedia("(max-width: 1099px)").matches ? "dc-show-picture" : "dc-no-picture");
-    }
-
-    take({ conversation, message, frames }) {
-      if (conversation !== window.duochat.chat_?.conversation || !frames) return;
-      this.message = message;
-      for (const frame of frames) this.draw(frame);
-    }
-
-    draw(frame) {
-      window.duochatPicture?.(this.place, frame, () => this.of(this.message));
-    }
-
-    /** The picture of an answer, brought into view. */
-    show(message) {
-      document.body.classList.remove("dc-no-picture");
-      document.body.classList.add("dc-show-picture");
-      this.of(message);
-    }
-
-    async of(message) {
-      if (this.fetching) return;
-      this.fetching = true;
-      try {
-        const answer = await this.server.picture({ conversation: window.duochat.chat_.conversation, message });
-        if (answer.refused) return toast(answer.refused);
-        this.message = message;
-        this.draw(answer);
-      } finally {
-        this.fetching = false;
-      }
-    }
-
-    visible() {
-      return this.place.getClientRects().length > 0;
-    }
-
-    clear() {
-      document.body.classList.remove("dc-show-picture");
-      delete this.place.duochat;
-      this.place.replaceChildren();
-    }
-  }
-
-  window.duochat.picture = (element, tools) => (window.duochat.picture_ = new Frame(element, tools));
 })();

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -9,27 +11,20 @@ from typing import Any
 import gradio as gr
 
 from duochat import DuoChatError
+from duochat.app.decoders import DECODERS
 from duochat.chat.chat import Options
 from duochat.config import AUTO
 
-DECODERS = {
-    "duotree": (
-        "DuoTree",
-        "Both at once. Guesses grow as a tree that lives on from round to round, also for rejections.",
-    ),
-    "duodecoding": (
-        "DuoDecoding",
-        "Both at once, as in the paper: the budget fits the hardware, several short chains.",
-    ),
-    "speculative": ("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
-    "autoregressive": ("Plain", "The target alone, one token at a time. The measure for all others."),
-}
 PRESETS = {
     "Precise": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
     "Balanced": {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.0},
     "Creative": {"temperature": 1.1, "top_k": 0, "top_p": 1.0, "min_p": 0.05},
 }
 SHAPED = ("temperature", "top_k", "top_p", "min_p")
+WHOLE = {  # fields of whole numbers: their label and the least
+    "seed": ("Seed", 0), "max_tokens": ("Max tokens", 1), "top_k": ("Top-k", 0), "draft_budget": ("Draft budget γ", 0),
+}  # fmt: skip
+KEEP = "(...values) => duochat.keepSettings(...values)"  # the browser remembers what a hand has set
 
 
 def slider(low: float, high: float, value: float, step: float, label: str, info: str) -> gr.Slider:
@@ -88,9 +83,12 @@ class Controls:
         """A preset moves the sliders; a moved slider leaves the preset."""
         sliders = [getattr(self, name) for name in SHAPED]
         quiet = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
-        self.preset.input(lambda name: [PRESETS[name][k] for k in SHAPED], self.preset, sliders, **quiet)
+        chosen = self.preset.input(lambda name: [PRESETS[name][k] for k in SHAPED], self.preset, sliders, **quiet)
+        chosen.then(None, self.inputs, None, js=KEEP)
         for slider in sliders:
             slider.input(preset_of_values, sliders, self.preset, **quiet)
+        for field in self.inputs:
+            field.input(None, self.inputs, None, js=KEEP)
 
     def updates(self, options: Options) -> list[Any]:
         """Values for `inputs`, then for the preset."""
@@ -102,8 +100,9 @@ class Controls:
 def options_from(values: Sequence[Any], context_length: int) -> Options:
     """Options from the components' values. Raises DuoChatError on the first one that no answer can be made with."""
     raw = dict(zip((f.name for f in fields(Options)), values, strict=True))
-    for name in ("seed", "max_tokens", "top_k", "draft_budget"):
-        raw[name] = _whole(name, raw[name])
+    for name, (label, least) in WHOLE.items():
+        most = context_length if name in ("max_tokens", "draft_budget") else sys.maxsize
+        raw[name] = _whole(label, raw[name], least, most)
     raw["draft_budget"] = raw["draft_budget"] or AUTO
     raw["stop"] = tuple(line.replace("\\n", "\n") for line in str(raw["stop"] or "").split("\n") if line)
     raw["system"] = str(raw["system"] or "")
@@ -112,12 +111,23 @@ def options_from(values: Sequence[Any], context_length: int) -> Options:
     return options
 
 
-def _whole(name: str, value: Any) -> int:
+def _whole(label: str, value: Any, least: int, most: int) -> int:
     """A number field that was emptied counts as 0."""
     try:
-        return int(value or 0)
+        if least <= (number := int(value or 0)) <= most:
+            return number
     except (TypeError, ValueError, OverflowError):
-        raise DuoChatError(f"{name} is {value}: give a whole number in the settings.") from None
+        pass
+    upwards = f" to {most}, the length of the context" if most < sys.maxsize else " on"
+    raise DuoChatError(f"{label} is {value}: give a whole number from {least}{upwards}.")
+
+
+def remembered(kept: Any, context_length: int, defaults: Options) -> Options:
+    """Options from what a browser remembers of the fields (JSON of their values); the defaults where it is no good."""
+    try:
+        return options_from(json.loads(kept), context_length)
+    except (DuoChatError, ValueError, TypeError):
+        return defaults
 
 
 def preset_of(options: Options) -> str | None:

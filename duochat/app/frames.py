@@ -8,7 +8,6 @@ joined over all rounds and followed by their tails, is the text of the answer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from duochat.chat.answer import Answer, Step, padded
@@ -17,16 +16,6 @@ from duochat.config import AUTO
 from duochat.engine.rounds import Round
 
 Frame = dict[str, Any]
-
-ASSETS = Path(__file__).resolve().parents[2] / "assets"
-SCRIPTS = ("picture.js", "race.js", "learn.js")  # in this order; the later ones use the first
-
-
-def page_assets() -> tuple[str, str]:
-    """The style sheet and the scripts of the picture and its tabs: (css, js), for the page's head."""
-    page = ASSETS / "page"
-    script = "\n".join((page / name).read_text("utf-8") for name in SCRIPTS if (page / name).exists())
-    return (page / "picture.css").read_text("utf-8"), script
 
 
 def frame(answer: Answer, options: Options, seen: int = 0, load: Mapping[str, float] | None = None) -> Frame:

@@ -45,16 +45,19 @@ def chosen(costs: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def summary(costs: Mapping[str, Any]) -> str:
-    """The arithmetic in words (Markdown)."""
+    """The two costs and the budget that follows from them, as HTML."""
     point = chosen(costs)
     if point["budget"] is None:
-        return "Nothing is measured yet: press **Measure again**."
-    threads = point["threads"] or 1
-    return (
-        f"One target forward takes **{_ms(point['target'])}**, one drafted token **{_ms(point['draft'])}** with "
-        f"{threads} draft {'thread' if threads == 1 else 'threads'}. So c = T_draft / T_target = **{point['c']:.3f}**, "
-        f"and the draft budget is γ\\* = T_target / T_draft = **{point['budget']:.1f} tokens** a forward."
+        return '<p class="dp dp-plain">Nothing is measured yet: press “Measure again”.</p>'
+    threads = f"{point['threads'] or 1} {'thread' if point['threads'] == 1 else 'threads'}"
+    fits = f"the draft budget γ* = T_target / T_draft; c = {point['c']:.3f}"
+    told = (
+        ("One step of the target", _ms(point["target"]), "T_target: one forward of the large model"),
+        ("One guess of the draft", _ms(point["draft"]), f"T_draft, on {threads}"),
+        ("So beside one step fit", f"{point['budget']:.1f} tokens", fits),
     )
+    cards = "".join(f"<div><dt>{name}</dt><dd>{value}<small>{note}</small></dd></div>" for name, value, note in told)
+    return f'<dl class="dp dp-plain dp-costs">{cards}</dl>'
 
 
 def _ms(seconds: float) -> str:
@@ -112,19 +115,29 @@ def _figure(series: Series, mark: int | None, title: str, axis: str, solid: bool
     return plot
 
 
+FACTS = {  # what is told of the devices, in this order
+    "target_device": "Target on", "target_dtype": "its arithmetic", "target_weight_bytes": "its weights",
+    "target_quantize": "its quantisation", "draft_backend": "Draft by", "draft_threads": "its threads",
+    "cores": "Processor cores", "draft_fault": "Draft does not work",
+}  # fmt: skip
+
+
 def facts(hardware: Mapping[str, Any]) -> str:
-    """What is known of the devices, as a line of Markdown."""
-    told = {k: v for k, v in hardware.items() if isinstance(v, (str, int, float)) and v != ""}
-    return " · ".join(f"{key.replace('_', ' ')}: **{value}**" for key, value in told.items())
+    """What is known of the devices, as HTML; what people cannot read is left to `chat --json`."""
+    told = {FACTS[k]: hardware[k] for k in FACTS if hardware.get(k) not in (None, "", "none")}
+    if "its weights" in told:
+        told["its weights"] = f"{told['its weights'] / 1e9:.2f} GB"
+    lines = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in told.items())
+    return f'<dl class="dp dp-plain dp-machine">{lines}</dl>'
 
 
 def shown(hardware: Mapping[str, Any], note: str = "") -> tuple[Any, ...]:
-    """What the tab shows: words, devices, plots, table. note: instead of the words."""
+    """What the tab shows: the costs, the plots, the devices, the table. note: a fault, instead of the costs."""
     costs = hardware.get("costs") or {}
     return (
-        note or summary(costs),
-        facts(hardware),
+        f'<p class="dp dp-plain">{escape(note)}</p>' if note else summary(costs),
         *figures(costs),
+        facts(hardware),
         html_table(("what", "size", "ms", "times the first"), rows(costs)),
     )
 
@@ -159,10 +172,14 @@ def build(engine: Engine) -> Any:
 
     with gr.Column(elem_classes="dp-tab"):
         html(INTRO)
-        words, devices = gr.Markdown(summary({}), elem_id="hardware-summary"), gr.Markdown("")
-        button = gr.Button("Measure again", variant="primary", elem_id="measure")
+        words = html(summary({}), elem_id="hardware-summary")
+        target, draft, sweep = figures({})
         with gr.Row(elem_id="hardware-plots"):
-            plots = [gr.Plot(figure, show_label=False, min_width=300) for figure in figures({})]
-        filled = [words, devices, *plots, html(elem_id="hardware-table")]
+            plots = [gr.Plot(figure, show_label=False, min_width=300) for figure in (target, draft)]
+        button = gr.Button("Measure again", variant="primary", elem_id="measure")
+        with gr.Accordion("More of this machine", open=False, elem_id="hardware-more"):
+            devices = html()
+            plots.append(gr.Plot(sweep, show_label=False))
+            filled = [words, *plots, devices, html(elem_id="hardware-table")]
     button.click(measure, None, filled, api_visibility="private")
     return look, filled

@@ -17,7 +17,8 @@ import yaml
 
 from duochat import DuoChatError
 from duochat.app import hardware
-from duochat.app.frames import ASSETS, frame
+from duochat.app.assets import ASSETS, PAGE
+from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.app.prediction import case_from, what_if
 from duochat.chat.answer import Answer, Engine, Token
@@ -27,6 +28,15 @@ from duochat.engine.rounds import Draft, Round
 from duochat.engine.sampling import gumbel
 
 TRACES = ASSETS / "traces"
+RECORDED = {  # file in TRACES -> what it shows; measured answers first, and the first one is what a lesson begins with
+    "h200-duotree": "A formula on an H200, both devices at once (DuoTree): it pays",
+    "h200-duodecoding": "The same on an H200 with the paper’s schedule (DuoDecoding)",
+    "h200-speculative": "The same on an H200, draft and target in turns",
+    "h200-autoregressive": "The same on an H200 by the large model alone: nothing is drafted",
+    "formula": "The same on two processor cores: it hardly pays",
+    "story": "A wild story at temperature 1.3 on two processor cores: it does not pay",
+    "example": "A formula and its code, simulated: no machine was measured",
+}
 OWN_TOKENS = 96  # length of an answer to the user's own prompt
 FASTER = (1, 2, 4, 8)  # GPUs to compare the budget with
 ORDINALS = ("first", "second", "third")
@@ -35,7 +45,7 @@ ORDINALS = ("first", "second", "third")
 @lru_cache(maxsize=1)
 def words() -> dict[str, Any]:
     """The lesson's texts, questions and glossary."""
-    return yaml.safe_load((ASSETS / "page" / "lesson.yaml").read_text("utf-8"))
+    return yaml.safe_load((PAGE / "lesson.yaml").read_text("utf-8"))
 
 
 def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
@@ -249,14 +259,14 @@ class Lessons:
 
     def recorded(self, _action: dict[str, Any]) -> dict[str, Any]:
         """The recorded answers that come with DuoChat."""
-        return {"recorded": sorted(p.stem for p in TRACES.glob("*.jsonl"))}
+        return {"recorded": [[name, title] for name, title in RECORDED.items()]}
 
     def lesson(self, action: dict[str, Any]) -> dict[str, Any]:
         """The lesson of a recorded answer. Only names from the list are taken: no path comes from a page."""
-        found = {p.stem: p for p in TRACES.glob("*.jsonl")}.get(str(action.get("name")))
-        if found is None:
+        name = str(action.get("name"))
+        if name not in RECORDED:
             raise DuoChatError("There is no such recorded answer: reload the page.")
-        return lesson(Recording.read(found.read_text("utf-8").splitlines()), found.stem)
+        return lesson(Recording.read((TRACES / f"{name}.jsonl").read_text("utf-8").splitlines()), name)
 
     def own(self, action: dict[str, Any]) -> dict[str, Any]:
         """Answer the user's own prompt and make a lesson of it; returns {ticket}."""

@@ -22,8 +22,8 @@ import gradio as gr
 from duochat.api.guard import Access
 from duochat.api.serve import check_address, run
 from duochat.api.service import beside, make_app
-from duochat.app import frames, hardware, learn, race, web
-from duochat.app.drawer import Controls, options_from
+from duochat.app import assets, hardware, learn, race, web
+from duochat.app.drawer import Controls, options_from, remembered
 from duochat.app.jobs import sentence
 from duochat.app.kept import options_of
 from duochat.app.picker import Models
@@ -38,14 +38,6 @@ QUEUE_SLEEP = 0.02  # seconds between two looks of Gradio's queue; its own 1 ms 
 MANY_TABS = 1000  # tabs remembered
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 LIVE = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
-HEAD = """
-<meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">
-<meta name="color-scheme" content="light dark">
-<link rel="manifest" href="manifest.json"><link rel="icon" href="page/icon.svg" type="image/svg+xml">
-{styles}{scripts}
-"""
-STYLES = ("page.css", "chat.css", "picture.css")
-SCRIPTS = ("frame.js", "write.js", "chat.js", "models.js", "side.js", *frames.SCRIPTS)
 PART = """
 const call = async (name, action) => {{
   const answer = await server.serve_part({{ name, action }});
@@ -113,16 +105,20 @@ class Page:
         action = dict(event._data or {})
         conversation = str(action.get("conversation") or "")
         skipped = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
-        settings = skipped
         try:
-            if found := self.room.store.get(conversation):
-                settings = self.controls.updates(options_of(found.settings, self.room.defaults))
+            settings = self.controls.updates(self._options(conversation, action.get("settings")))
             async for shown in self._watch(str(action.get("tab")), conversation):
                 yield (*values_of(shown), *settings)
                 settings = skipped
         except Exception as fault:  # noqa: BLE001
             gone = {"conversation": conversation, "gone": self.room.store.get(conversation) is None}
             yield (*values_of({**gone, "refused": sentence(fault)}), *skipped)
+
+    def _options(self, conversation: str, kept: Any) -> Options:
+        """What a conversation was last asked with; for a new one what the browser remembers."""
+        if found := self.room.store.get(conversation):
+            return options_of(found.settings, self.room.defaults)
+        return remembered(kept, self.models.settings.context_length, self.room.defaults)
 
     async def _watch(self, tab: str, conversation: str) -> AsyncIterator[dict[str, Any]]:
         if tab in self._looks:
@@ -180,21 +176,6 @@ def wire(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
-def head() -> str:
-    """Links to the page's own styles and scripts, with their age so that no browser keeps an old one."""
-
-    def tag(pattern: str, names: tuple[str, ...]) -> str:
-        files = [web.PAGE / name for name in names]
-        return "".join(pattern.format(f"page/{f.name}?{f.stat().st_mtime_ns}") for f in files if f.exists())
-
-    katex = sorted(Path(gr.__file__).parent.glob("templates/frontend/assets/katex-*"))
-    styles = tag('<link rel="stylesheet" href="{}">', STYLES)
-    for file in katex:  # Gradio's own copy typesets formulas; without it their source is shown
-        styles += f'<link rel="stylesheet" href="assets/{file.name}">' if file.suffix == ".css" else ""
-        styles += f'<meta name="katex" content="/assets/{file.name}">' if file.suffix == ".js" else ""
-    return HEAD.format(styles=styles, scripts=tag('<script src="{}"></script>', SCRIPTS))
-
-
 def launch(
     settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
     open_browser: bool = False, worker: Engine | None = None, store: Store | None = None,
@@ -208,9 +189,9 @@ def launch(
     check_address(host, port, auth, "--auth user:password")
     worker = worker or Worker(settings)
     room = Room(worker, store or Store(), Options.of(settings))
-    page = Page(room, Models(worker, settings))
+    page, head = Page(room, Models(worker, settings)), assets.head(Path(gr.__file__).parent)
     app = gr.mount_gradio_app(
-        web.make_app(host, head()), page.blocks, "/", server_name=host, server_port=port, auth=auth,
+        web.make_app(host, head), page.blocks, "/", server_name=host, server_port=port, auth=auth,
         footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, theme=theme(),
     )  # fmt: skip

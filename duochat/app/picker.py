@@ -25,6 +25,7 @@ class Models:
         if all(not _same(settings, s) for s in shipped) and settings.description in [s.description for s in shipped]:
             settings = replace(settings, description=STARTED, target_gib=0, draft_gib=0)
         self.engine, self.own = engine, settings
+        self._shipped = next(iter(presets().values())).target
         self._jobs = Jobs(kept=0)
 
     @property
@@ -36,10 +37,15 @@ class Models:
         """What the head of the page shows of the pair, its state and the devices; asked for often, so it is cheap.
 
         choosing: how far the fetching of another pair is, while this one goes on. error: why it is not in use.
+        exact: is the text plain decoding's to the last token, near ties too? demonstration: the pair that comes along.
         """
         status, settings = self.engine.status(), self.settings
         told = {name: status[name] for name in ("state", "loading", "choosing", "error", "hardware")}
-        return {"target": short_name(settings.target), "draft": short_name(settings.draft), **told}
+        exact = settings.reproducible or told["hardware"].get("target_dtype", "float32") == "float32"
+        return {
+            "target": short_name(settings.target), "draft": short_name(settings.draft), "exact": exact,
+            "demonstration": settings.target == self._shipped, **told,
+        }  # fmt: skip
 
     def models(self, _action: dict[str, Any]) -> dict[str, Any]:
         """All pairs, the one in use marked; one that does not fit says why."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
+from mdit_py_plugins.tasklists import tasklists_plugin
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
@@ -40,6 +42,29 @@ def _math(state: StateInline, silent: bool) -> bool:
         state.pos = end + len(right)
         return True
     return False
+
+
+def _think(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Block rule: what a model writes between a line <think> and a line </think> is folded, also while it grows."""
+
+    def line(number: int) -> str:
+        return state.src[state.bMarks[number] : state.eMarks[number]].strip()
+
+    if line(start) != "<think>":
+        return False
+    if not silent:
+        last = next((n for n in range(start + 1, end) if line(n) == "</think>"), end)
+        state.push("think_open", "details", 1).map = [start, last]
+        whole, state.lineMax = state.lineMax, last  # no list or paragraph within runs past the end
+        state.md.block.tokenize(state, start + 1, last)
+        state.lineMax = whole
+        state.push("think_close", "details", -1)
+        state.line = min(last + 1, end)
+    return True
+
+
+def _draw_think(_tokens: list[Token], _index: int, _options: object, _env: object) -> str:
+    return '<details class="think"><summary>Thinking</summary>'
 
 
 def _draw_math(tokens: list[Token], index: int, _options: object, _env: object) -> str:
@@ -78,10 +103,16 @@ def colour(code: str, language: str) -> str:
 
 
 def _parser() -> MarkdownIt:
-    md = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    md = MarkdownIt("commonmark", {"html": False, "breaks": True, "linkify": True})
+    md.enable(["table", "strikethrough", "linkify"]).use(tasklists_plugin)
+    md.linkify.set({"fuzzy_link": False})  # an address names its scheme: "readme.md" is a file
+    md.block.ruler.before("fence", "think", _think)
     md.inline.ruler.before("escape", "math", _math)
     md.validateLink = lambda url: url.lower().startswith(("http://", "https://", "mailto:"))  # others stay text
-    drawers = {"math": _draw_math, "image": _draw_image, "link_open": _draw_link, "fence": _draw_fence}
+    drawers = {
+        "math": _draw_math, "image": _draw_image, "link_open": _draw_link, "fence": _draw_fence,
+        "think_open": _draw_think,
+    }  # fmt: skip
     for name, draw in drawers.items():
         md.renderer.rules[name] = draw
     return md

@@ -14,19 +14,15 @@ from typing import Any
 import yaml
 
 from duochat import DuoChatError, __version__
-from duochat.app.frames import ASSETS, frame, page_assets
+from duochat.app import assets
+from duochat.app.decoders import NAMES
+from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.chat.answer import Answer, Engine
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
 
 FORMAT = "duochat-race"
-DECODERS = {
-    "duotree": "DuoTree: a draft tree that lives on, both devices at once",
-    "duodecoding": "DuoDecoding: the paper's schedule, both devices at once",
-    "speculative": "Speculative: draft, then verify, in turns",
-    "autoregressive": "Plain: the target alone",
-}
 WARM_UP = "Say hello."
 MOST_TOKENS = 512
 
@@ -34,7 +30,7 @@ MOST_TOKENS = 512
 @lru_cache(maxsize=1)
 def ready() -> list[dict[str, Any]]:
     """The ready prompts, and what to expect of each."""
-    return yaml.safe_load((ASSETS / "page" / "race.yaml").read_text("utf-8"))
+    return yaml.safe_load((assets.PAGE / "race.yaml").read_text("utf-8"))
 
 
 def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
@@ -81,7 +77,7 @@ def lane(recording: Recording) -> dict[str, Any]:
     decoder, answer = recording.options.decoder, recording.answer
     stats = answer.stats
     return {
-        "decoder": decoder, "title": DECODERS.get(decoder, decoder),
+        "decoder": decoder, "title": NAMES.get(decoder, decoder),
         "frame": frame(answer, recording.options), "text": answer.text, "tokens": stats.completion_tokens,
         "token_ids": answer.token_ids, "total": stats.last_token_at, "ttft": stats.first_token_at or 0.0,
         "rate": stats.tokens_per_s, "stats": stats.to_dict(),
@@ -116,9 +112,9 @@ def _text_from(answer: Answer, at: int, count: int = 8) -> str:
 
 def to_html(record: Mapping[str, Any]) -> str:
     """The race as one file that needs nothing else: styles, scripts and the record are inside."""
-    css, script = page_assets()
+    css, script = assets.picture()
     data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    html = (ASSETS / "page" / "race.html").read_text("utf-8")
+    html = (assets.PAGE / "race.html").read_text("utf-8")
     for mark, content in (("/*style*/", css), ("/*script*/", script), ("/*record*/", data)):
         html = html.replace(mark, content, 1)
     return html
@@ -133,7 +129,7 @@ class Races:
 
     def prepare(self, _action: dict[str, Any]) -> dict[str, Any]:
         """The ready prompts and the decoders to choose from."""
-        return {"ready": ready(), "decoders": DECODERS}
+        return {"ready": ready(), "decoders": NAMES}
 
     def start(self, action: dict[str, Any]) -> dict[str, Any]:
         """action: {prompt, left, right, temperature, seed, max_tokens}; returns {ticket}. Raises DuoChatError."""
@@ -167,8 +163,8 @@ class Races:
 
 
 def _decoder(name: Any) -> str:
-    if name not in DECODERS:
-        raise DuoChatError(f"There is no decoder {name!r}: choose one of {', '.join(DECODERS)}.")
+    if name not in NAMES:
+        raise DuoChatError(f"There is no decoder {name!r}: choose one of {', '.join(NAMES)}.")
     return name
 
 

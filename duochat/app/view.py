@@ -145,6 +145,8 @@ def draw(message: Message, running: Run | None) -> dict[str, Any]:
         "id": message.id, "role": message.role, "text": text, "versions": list(message.versions), "live": live,
         **{k: message.meta[k] for k in KEPT if k in message.meta and fits(message.meta[k], META[k])},
     }  # fmt: skip
+    if live:
+        drawn["before"] = running.before
     if message.role == "assistant":
         drawn["blocks"] = render(text) if live else list(render_once(text))
     return drawn

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -14,8 +13,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duochat.api.guard import HOSTS, LOOPBACK, own_origin
+from duochat.app.assets import PAGE
 
-PAGE = Path(__file__).resolve().parents[2] / "assets" / "page"
 USED = (
     "/assets/", "/static/", "/page/", "/svelte/", "/theme.css", "/config", "/login", "/logout", "/manifest.json",
     "/favicon.ico", "/robots.txt", "/gradio_api/queue/", "/gradio_api/run/", "/gradio_api/component_server",

@@ -1,0 +1,100 @@
+/* The line of state between thread and composer: phase, progress, speed, speculation, and the context's meter. */
+(() => {
+  "use strict";
+  const { make, decoderName } = window.duochat;
+
+  /** Phase, speed and speculation, on one line. */
+  class State {
+    constructor() {
+      this.phase = make("span.dc-phase");
+      this.bar = make("progress.dc-progress", { max: "1", value: "0", "aria-label": "Progress" });
+      this.numbers = make("span.dc-numbers");
+      this.badge = make("span.dc-badge");
+      this.meter = make(
+        "span.dc-meter",
+        { hidden: true, role: "meter", "aria-label": "Context used", "aria-valuemin": "0" },
+        make("i"),
+        make("b"),
+      );
+      this.element = make("div.dc-state", { "aria-live": "off" }, this.phase, this.bar, this.badge, this.numbers);
+      this.show({ phase: "idle" });
+    }
+
+    show(s) {
+      const words = this.words(s);
+      if (this.phase.textContent !== words) this.phase.textContent = words;
+      this.element.dataset.phase = s.phase;
+      const [done, all] = s.progress || [0, 0];
+      this.bar.hidden = !all || !["loading", "prefill"].includes(s.phase);
+      if (all) this.bar.value = done / all;
+      const over = s.phase === "done" || s.phase === "idle";
+      this.numbers.textContent = over ? "" : this.figures(s);
+      this.speculation(s);
+      this.context(s.context);
+    }
+
+    words(s) {
+      if (s.phase === "idle")
+        return s.queue ? `The engine answers ${s.queue === 1 ? "another chat" : `${s.queue} other chats`}` : "";
+      const [done, all] = s.progress || [0, 0];
+      if (s.phase === "queued")
+        return done > 1
+          ? `Waiting: ${done} answers before this one`
+          : done
+            ? "Waiting: one answer before this one"
+            : "Waiting";
+      if (s.phase === "loading") return s.doing ? s.doing[0].toUpperCase() + s.doing.slice(1) : "Loading the models";
+      if (s.phase === "prefill") return all ? `Reading the prompt: ${done} of ${all} tokens` : "Reading the prompt";
+      if (s.phase === "decode") return "Writing";
+      return ""; // what came of it stands below the answer
+    }
+
+    figures(s) {
+      const show = (name, value, digits, unit = "") =>
+        typeof value === "number" && value > 0 ? `${name}${value.toFixed(digits)}${unit}` : "";
+      return [
+        show("", s.rate, 1, " tok/s"),
+        show("α ", s.alpha, 2),
+        show("τ ", s.tau, 2),
+        show("first token ", s.ttft, 2, " s"),
+        s.cpu !== undefined && s.phase !== "idle" ? `processor ${Math.round(s.cpu * 100)} % busy` : "",
+        s.gpu !== undefined && s.phase !== "idle" ? `graphics card ${Math.round(s.gpu * 100)} % busy` : "",
+      ]
+        .filter(Boolean)
+        .join("  ·  ");
+    }
+
+    speculation({ speculation: word = "", reason, decoder, phase }) {
+      const plain = decoder === "autoregressive";
+      this.badge.hidden = !word || (phase === "done" && word === "on");
+      this.badge.dataset.is = word;
+      this.badge.textContent = plain
+        ? "Plain decoding"
+        : word === "on"
+          ? decoderName(decoder)
+          : `Speculation ${word === "warming" ? "starts" : word === "off" ? "off" : "paused"}${reason && word !== "on" ? `: ${reason}` : ""}`;
+    }
+
+    context([used, all] = [0, 0]) {
+      this.meter.hidden = !all;
+      if (!all) return;
+      this.meter.classList.toggle("used", used > 0);
+      this.meter.firstChild.style.setProperty("--share", Math.min(1, used / all));
+      this.meter.lastChild.textContent = `${Math.round((100 * used) / all)} %`;
+      this.meter.title = `Context: ${used.toLocaleString("en")} of ${all.toLocaleString("en")} tokens`;
+      this.meter.setAttribute("aria-valuenow", used);
+      this.meter.setAttribute("aria-valuemax", all);
+      this.meter.classList.toggle("full", used > 0.9 * all);
+    }
+
+    stopping() {
+      this.phase.textContent = "Stopping";
+    }
+
+    lost() {
+      this.phase.textContent = "The connection is lost. What was written is kept; trying again";
+    }
+  }
+
+  Object.assign(window.duochat, { State });
+})();

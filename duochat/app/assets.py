@@ -1,0 +1,53 @@
+"""What the document loads: styles and scripts of the page, and those of the picture alone, for a saved race."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from pathlib import Path
+
+from duochat.app.decoders import NAMES
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+PAGE = ASSETS / "page"
+STYLES = ("page.css", "chat.css", "picture.css")
+PICTURE = (  # in this order: a script uses those before it
+    "dom.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "ribbon.js", "table.js",
+    "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "race.js", "lesson.js", "forecast.js", "quiz.js",
+    "theta.js", "learn.js",
+)  # fmt: skip
+CHAT = (
+    "gradio.js", "keys.js", "composer.js", "state.js", "prose.js", "welcome.js", "chat.js", "models.js", "demo.js",
+    "origins.js", "pane.js", "side.js",
+)  # fmt: skip
+HEAD = """
+<meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">
+<meta name="color-scheme" content="light dark">
+<meta name="decoders" content="{decoders}">
+<link rel="manifest" href="manifest.json"><link rel="icon" href="page/icon.svg" type="image/svg+xml">
+{styles}{formulas}{scripts}
+"""
+
+
+def head(libraries: Path) -> str:
+    """The document's head: the page's own files with their age, so that no browser keeps an old one.
+
+    libraries: Gradio's package, whose copy of KaTeX typesets formulas; without it their source is shown.
+    """
+    katex = {f.suffix: f"assets/{f.name}" for f in sorted(libraries.glob("templates/frontend/assets/katex-*"))}
+    formulas = f'<link rel="stylesheet" href="{katex[".css"]}">' if ".css" in katex else ""
+    formulas += f'<meta name="katex" content="/{katex[".js"]}">' if ".js" in katex else ""
+    return HEAD.format(
+        decoders=escape(json.dumps(NAMES), quote=True), formulas=formulas,
+        styles=_tags('<link rel="stylesheet" href="{}">', STYLES),
+        scripts=_tags('<script src="{}"></script>', PICTURE + CHAT),
+    )  # fmt: skip
+
+
+def _tags(pattern: str, names: tuple[str, ...]) -> str:
+    return "".join(pattern.format(f"page/{name}?{(PAGE / name).stat().st_mtime_ns}") for name in names)
+
+
+def picture() -> tuple[str, str]:
+    """The style sheet and the scripts of the picture and its tabs: (css, js)."""
+    return (PAGE / "picture.css").read_text("utf-8"), "\n".join((PAGE / name).read_text("utf-8") for name in PICTURE)

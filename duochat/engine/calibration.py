@@ -44,9 +44,8 @@ class Alternating(Schedule):
 def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     """The share of its speed that a forward loses beside a draft lane that never rests; it rests every other round."""
     length = target.context_length
-    endless = SimpleNamespace(
-        eos=frozenset(), context_length=length, begin=target.begin, shares_cores=target.shares_cores
-    )
+    same = {name: getattr(target, name) for name in ("vocabulary", "begin", "shares_cores")}
+    endless = SimpleNamespace(eos=frozenset(), context_length=length, **same)
     context = [token % target.vocabulary for token in range(min(CONTEXT, length // 3))]  # of no meaning
     request = Request(max_tokens=ROUNDS, decoder="alternating")
     rounds = decode(context, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})

@@ -170,7 +170,7 @@ def decode(
     of a cancelled request is empty. schedules: by the names that `request.decoder` may have.
     """
     stop = StopRule(request, target, len(context))
-    tree = Tree(context, acceptance, limit=len(context) + stop.left)
+    tree = Tree(context, acceptance, limit=len(context) + stop.left, vocabulary=target.vocabulary)
     schedule = schedules[request.decoder](costs, request.draft_budget)
     state = State(tree, schedule, "no usable draft model is loaded" if schedule.drafts and not drafter else "")
     with DraftLane(state, drafter, request.sampling) as drafting:

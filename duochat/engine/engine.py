@@ -14,15 +14,14 @@ from typing import Any
 
 from duochat import DuoChatError
 from duochat.config import Settings
+from duochat.engine.backends import load_drafter, load_target
 from duochat.engine.calibration import calibrate
 from duochat.engine.costs import Costs, available_cores
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target, never
-from duochat.engine.llama.drafter import LlamaDrafter
-from duochat.engine.pytorch import TorchTarget
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Acceptance
-from duochat.models import Progress, cache_dir, target_folder
+from duochat.models import Progress, cache_dir
 from duochat.models.files import Files, locate
 from duochat.models.store import silent
 
@@ -61,21 +60,17 @@ class Engine:
     @classmethod
     def _load(cls, settings: Settings, files: Files, progress: Progress) -> Engine:
         sys.setswitchinterval(2e-4)  # two lanes share the interpreter: hand it over quickly
-        folder, draft = target_folder(files.target, progress), files.draft
-        progress("Loading the target model", 0, 0)
-        target = _target(settings, folder)
+        target, draft = load_target(settings, files.target, progress), files.draft
         if draft is None:
             return cls(target, None, fault=files.fault)
         try:
             progress("Loading the draft model", 0, 0)
-            threads = 1 if settings.draft_threads == "auto" else settings.draft_threads
-            length = min(settings.context_length, target.context_length)
-            drafter = LlamaDrafter(draft, length, threads, vocabulary=settings.draft_vocabulary)
+            drafter = load_drafter(settings, draft, target)
         except DuoChatError as fault:
             return cls(target, None, fault=str(fault))
         progress("Measuring both devices", 0, 0)
-        about = [folder, draft, draft.stat().st_mtime_ns, settings.context_length, settings.draft_threads]
-        about += [settings.draft_vocabulary, target.describe(), available_cores(), platform.node()]
+        about = [files.target, draft, draft.stat().st_mtime_ns, settings.context_length, settings.draft_threads]
+        about += [settings.draft_vocabulary, target.describe(), drafter.describe(), available_cores(), platform.node()]
         name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         return cls(target, drafter, store=cache_dir() / "calibration" / f"{name}.json")
 
@@ -133,17 +128,3 @@ class Engine:
             "draft_fault": self.fault,
             "costs": self.costs.to_dict(),
         }
-
-
-def _target(settings: Settings, folder: Path) -> TorchTarget:
-    auto = settings.target_threads == "auto"
-    return TorchTarget.load(
-        folder,
-        device=settings.device,
-        dtype=settings.dtype,
-        context_length=settings.context_length,
-        compile=settings.compile,
-        reproducible=settings.reproducible,
-        threads=max(1, available_cores() // 2) if auto else settings.target_threads,
-        prompt_threads=available_cores() if auto else 0,
-    )

@@ -107,8 +107,9 @@ class Tree:
         context: Sequence[int],
         acceptance: Callable[[str, int, float], float] | None = None,
         limit: int = 2**31,  # no token may stand at this position or behind
+        vocabulary: int = 2**31,  # no token may be this or more: a draft's padding may go further than the target's
     ) -> None:
-        self.context, self.limit = list(context), limit
+        self.context, self.limit, self.vocabulary = list(context), limit, vocabulary
         self.root = Node(self.context[-1], None, len(self.context) - 1)
         self.acceptance = acceptance or Acceptance()
         self.drafted: list[Draft] = []  # since the last `take_drafted`
@@ -171,7 +172,7 @@ class Tree:
 
     def _hang(self, child: Node, alive: bool = True) -> None:
         """Put a new node below its parent and, when the parent is in the tree, into the frontier."""
-        if child.position >= self.limit:
+        if child.position >= self.limit or child.token >= self.vocabulary:
             return
         child.edge = self.acceptance(child.origin, child.rank, child.prob)
         child.reach = child.parent.reach * child.edge

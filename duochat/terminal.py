@@ -20,7 +20,8 @@ WIDTH = 24  # cells of a progress bar
 INSTALL = (  # README's
     """CMAKE_ARGS="-DCMAKE_PROJECT_INCLUDE='$PWD/configs/llama-cpp.cmake'" .venv/bin/pip install -r requirements.txt"""
 )
-NO_MEMORY = re.compile(r"(?i)(cannot|can't) allocate memory|failed to map segment|bad_alloc|out of memory")
+NO_MEMORY = re.compile(r"(?i)(cannot|can't) allocate|failed to map segment|bad_alloc|(out of|not enough) memory")
+MEMORY = "close other programs, choose smaller models or a shorter context_length"  # what helps
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,11 +77,11 @@ def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
         return BAD_INPUT
 
 
-def explained(fault: Exception) -> str:
+def explained(fault: BaseException) -> str:
     """What a fault of the machine or the installation means for people; "" for a fault of the program."""
-    why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+    why = named(fault)
     if isinstance(fault, MemoryError) or NO_MEMORY.search(why):
-        return f"There is too little memory ({why}): close other programs, or choose smaller models."
+        return f"Memory ran out ({why}): {MEMORY}."
     if isinstance(fault, ImportError):
         package = (fault.name or "").partition(".")[0]
         what = f"The package {package}" if package else "A package"
@@ -88,6 +89,12 @@ def explained(fault: Exception) -> str:
     if isinstance(fault, OSError) and fault.errno:
         return f"The system refused to go on ({why}): mend that and try again."
     return ""
+
+
+def named(fault: BaseException) -> str:
+    """The kind of an exception and the first line of what it says."""
+    said = str(fault).strip().partition("\n")[0]
+    return f"{type(fault).__name__}: {said}" if said else type(fault).__name__
 
 
 def start(name: str, about: str, add_arguments: Callable, main: Callable[[argparse.Namespace], int | None]) -> NoReturn:

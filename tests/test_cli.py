@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import os
 import re
 import signal
 import socket
@@ -353,11 +352,11 @@ def raising(fault):
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (lambda _: bytearray(1 << 62), "There is too little memory (MemoryError)"),
-        (lambda _: mmap.mmap(-1, 1 << 47), "There is too little memory ([Errno 12]"),
-        (raising(RuntimeError("unable to mmap 5 bytes: Cannot allocate memory (12)")), "There is too little memory"),
-        (raising(OSError(28, "No space left on device")), "The system refused to go on ([Errno 28]"),
-        (raising(ImportError("libx.so: no such file")), "A package is missing or broken (libx.so"),
+        (lambda _: bytearray(1 << 62), "Memory ran out (MemoryError): close other programs"),
+        (lambda _: mmap.mmap(-1, 1 << 47), "Memory ran out (OSError: [Errno 12]"),
+        (raising(RuntimeError("unable to mmap 5 bytes: Cannot allocate memory (12)")), "Memory ran out"),
+        (raising(OSError(28, "No space left on device")), "The system refused to go on (OSError: [Errno 28]"),
+        (raising(ImportError("libx.so: no such file")), "A package is missing or broken (ImportError: libx.so"),
     ],
 )
 def test_faults_of_the_machine_are_sentences(capsys, command, says):
@@ -438,15 +437,6 @@ def test_the_bar_draws_on_a_terminal_and_writes_lines_elsewhere():
     live("Loading", 0, 0)
     live.close()
     assert out.getvalue().endswith("\r\x1b[KLoading …\r\x1b[K")
-
-
-@pytest.mark.parametrize("arguments", [["-m", "duochat", "check"], ["app.py"]], ids=" ".join)
-def test_half_an_installation_is_a_sentence(tmp_path, arguments):
-    """It was a traceback of twenty lines."""
-    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')")
-    done = python(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "pip install -r requirements.txt" in done.stderr
 
 
 def test_run_lets_bugs_through():

@@ -79,7 +79,7 @@ def test_half_of_a_split_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
     whole = toy._weights
     monkeypatch.setattr(toy, "_weights", lambda *given: itertools.islice(whole(*given), 10))
-    refused(toy.write_gguf(tmp_path / "half-00001-of-00002.gguf"), "lacks model.layers.0")
+    refused(toy.write_gguf(tmp_path / "half-00001-of-00002.gguf"), r"lacks the tensor blk.0.ffn_up.weight")
 
 
 def test_tied_weights_are_not_missing(tmp_path):

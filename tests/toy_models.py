@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-TEXT = Path(__file__).parent.parent / "README.md"
+TEXT = Path(__file__).parent.parent / "LICENSE"  # a text that stays
 PAD = "<|endoftext|>"
 CONTROL = [PAD, "<|im_start|>", "<|im_end|>"]
 WIDTH, HEADS, KV_HEADS, LAYERS, INNER = 64, 4, 2, 2, 96
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 
 def byte_level_vocabulary(size=600):
-    """(tokens, merges) of a BPE trained on README."""
+    """(tokens, merges) of a BPE trained on the licence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

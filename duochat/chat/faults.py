@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-MEMORY = "close other programs, choose smaller models or a shorter context_length"
-MEMORY_SIGNS = ("out of memory", "cannot allocate", "can't allocate", "not enough memory", "failed to map segment")
+from duochat import terminal
+
 DEATHS = {
-    "SIGKILL": f"The engine was killed (SIGKILL), most often because memory ran out: {MEMORY}.",
+    "SIGKILL": f"The engine was killed (SIGKILL), most often because memory ran out: {terminal.MEMORY}.",
     "SIGTERM": "The engine was ended from outside (SIGTERM): see who did it, then try again.",
     "SIGILL": "A library of the engine was built for another processor (SIGILL): on this machine, run "
     "`pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python`.",
@@ -20,13 +20,9 @@ CRASHED = (
 
 def sentence(fault: BaseException) -> str:
     """What happened and what to do, for an exception while models are loaded or used."""
-    said = str(fault).strip().partition("\n")[0]
-    what = f"{type(fault).__name__}: {said}" if said else type(fault).__name__
-    if isinstance(fault, MemoryError) or any(sign in str(fault).lower() for sign in MEMORY_SIGNS):
-        return f"Memory ran out ({what}): {MEMORY}."
-    if isinstance(fault, ImportError):
-        return f"The installation is not whole ({what}): run `pip install -r requirements.txt` again."
-    return f"The engine failed ({what}): try again, or choose another pair."
+    return (
+        terminal.explained(fault) or f"The engine failed ({terminal.named(fault)}): try again, or choose another pair."
+    )
 
 
 def obituary(code: int | None, answering: bool) -> str:

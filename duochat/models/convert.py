@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from duochat.models import folder, gguf, store, tokenizer, weights
 from duochat.models.store import Progress, silent
@@ -25,17 +24,11 @@ def target_folder(path: Path, progress: Progress | None = None) -> Path:
     def build(partial: Path) -> None:
         partial.mkdir()
         progress(f"Reading the vocabulary of {path.name}", 0, 0)
-        tokenizer.build(header).save(str(partial / "tokenizer.json"))
-        _write(partial / "config.json", config)
-        _write(partial / "tokenizer_config.json", tokenizer.settings(header))
-        _write(partial / "generation_config.json", {"eos_token_id": tokenizer.stops(header), "do_sample": False})
+        (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        tokenizer.write_tokenizer(header, partial)
         weights.write_weights(header, partial, progress)
 
     return store.make_once(converted(header, progress), build, progress)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def require_target(path: Path) -> None:

@@ -59,12 +59,19 @@ def require_loadable(folder: Path) -> None:
     except Exception as fault:  # a library of hundreds of models raises everything
         why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
         raise DuoChatError(f"{folder} cannot be loaded as a causal language model: {why}") from fault
-    if found["missing_keys"]:
-        raise DuoChatError(f"{folder} lacks the tensor {min(found['missing_keys'])}: fetch or copy the model again.")
+    refuse_invented(folder, found)
+
+
+def refuse_invented(folder: Path, found: dict[str, Any]) -> None:
+    """Raises DuoChatError when transformers' loading info names weights that it would have to invent."""
+    if missing := found["missing_keys"]:
+        raise DuoChatError(f"{folder} lacks {min(missing)}: its weights are incomplete, fetch or copy them again.")
     if found["mismatched_keys"]:
-        name, here, needed = min(found["mismatched_keys"])
-        shapes = f"{list(here)}, and config.json asks for {list(needed)}"
-        raise DuoChatError(f"{name} in {folder} has the shape {shapes}: fetch or copy the model again.")
+        name, there, wanted = min(found["mismatched_keys"])
+        raise DuoChatError(
+            f"{name} in {folder} has the shape {tuple(there)} and config.json asks for {tuple(wanted)}: "
+            "fetch both again from one place."
+        )
 
 
 @contextmanager

@@ -5,6 +5,8 @@ The token ids are llama.cpp's, so target and draft read a text alike.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
@@ -29,6 +31,14 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 WORDS = {"llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2}
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell")  # GPT-2's words, each digit apart
 GPT2 = ("gpt-2", "default", "olmo", "phi-2")
+
+
+def write_tokenizer(header: Header, folder: Path) -> None:
+    """tokenizer.json, tokenizer_config.json and generation_config.json of a GGUF's vocabulary."""
+    build(header).save(str(folder / "tokenizer.json"))
+    stopping = {"eos_token_id": stops(header), "do_sample": False}
+    for name, content in (("tokenizer_config.json", settings(header)), ("generation_config.json", stopping)):
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def build(header: Header) -> Tokenizer:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from duochat import DuoChatError
 from duochat.engine.pytorch import linear, memory
 from duochat.engine.pytorch.attention import NAME
+from duochat.models.folder import refuse_invented
 from duochat.models.stand_in import recipe
 
 if TYPE_CHECKING:
@@ -117,14 +118,7 @@ def _weights(folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Modul
     logging.set_verbosity_error()  # what its tables warn of is refused here
     options = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
     model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention, **options)
-    if missing := sorted(told["missing_keys"]):
-        raise DuoChatError(f"{folder} lacks {missing[0]}: its weights are incomplete, fetch or copy them again.")
-    if other := sorted(told["mismatched_keys"], key=str):
-        name, there, wanted = other[0]
-        raise DuoChatError(
-            f"{name} in {folder} has the shape {tuple(there)} and config.json asks for {tuple(wanted)}: "
-            "fetch both again from one place."
-        )
+    refuse_invented(folder, told)
     modules = dict(model.named_modules())
     if spare := [name for name in sorted(told["unexpected_keys"]) if name.rpartition(".")[0] in modules]:
         raise DuoChatError(f"{folder} has {spare[0]}, of which its config.json knows nothing: choose another target.")

@@ -58,7 +58,7 @@ def _positive(text: str) -> int:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print and write the report. Status 1 when a decoder's tokens are not plain decoding's."""
-    from duochat.chat.worker import load_chat
+    from duochat.chat.loading import load_chat
 
     args.json = args.json or cache_dir() / "bench" / "latest.json"
     args.html = args.html or args.json.with_suffix(".html")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,9 +21,12 @@ from duochat.bench.bench import chosen
 from duochat.bench.contest import Bench, Plan
 from duochat.bench.contestants import Decoder, forget
 from duochat.bench.metrics import REFERENCE
+from duochat.engine.backends import load_drafter
 from duochat.engine.decoding import DECODERS
 from duochat.engine.engine import Engine
 from duochat.engine.sampling import Sampling
+from duochat.models import fetch
+from duochat.models.trim import named
 
 RANKS = (1, 4)
 
@@ -40,33 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from duochat.chat.worker import load_chat
+    from duochat.chat.loading import load_chat
 
     names = chosen("decoder", args.decoders, DECODERS)
     questions = tasks.load(chosen("task", args.tasks, tasks.TASKS), args.limit, args.prompts)
     plan, bar = Plan(questions, Sampling(args.temperature), args.max_tokens), terminal.Bar()
-    talk = load_chat(config.load(args.config, target=args.target, draft=args.draft), bar)
+    settings = config.load(args.config, target=args.target, draft=args.draft)
+    talk = load_chat(settings, bar)
     pairs = {}
     for reference in args.drafts.split(","):
         bar(f"Measuring {reference}", 0, 0)
-        pairs[reference] = with_draft(talk.engine, reference)
+        pairs[reference] = with_draft(talk.engine, reference, settings)
     headers, rows = compare(talk.engine, talk.tokenizer, pairs, names, plan, bar)
     bar.close()
     print(report.grid(headers, rows))
     return 0
 
 
-def with_draft(engine: Engine, reference: str) -> Engine:
-    """The engine's target beside another draft, calibrated with it.
+def with_draft(engine: Engine, reference: str, settings: config.Settings) -> Engine:
+    """The engine's target beside another draft, on the lane that serves it best, calibrated with it.
 
     Its calls come from the thread of the engine's own draft, so that one pool of threads holds the cores.
     """
-    from duochat.engine.llama.drafter import LlamaDrafter
-    from duochat.models import fetch
-    from duochat.models.trim import named
-
     name, vocabulary = named(reference)
-    drafter = LlamaDrafter(fetch(name), engine.context_length, 1, vocabulary=vocabulary)
+    drafter = load_drafter(replace(settings, draft_vocabulary=vocabulary), fetch(name), engine.target)
     if engine.drafter is not None:
         drafter.thread = engine.drafter.thread
     return Engine(engine.target, drafter)
@@ -92,10 +93,12 @@ def compare(
     for reference, pair in pairs.items():
         progress(f"Agreement of {reference}", 0, 0)
         draft = [*_agreement(bench, pair, of[plain.name]), *(f"{1e3 * pair.costs.draft(n):.2f}" for n in (1, 8))]
+        draft += [f"{pair.costs.threads}", pair.drafter.describe()["draft_backend"]]
         speeds = {name: _speed(of[ours[reference, name].name], of[plain.name]) for name in decoders} or {"": [""] * 5}
         rows += [[Path(reference).name, name, *speed, *draft] for name, speed in speeds.items()]
     agreed = [f"rank-{n}" if n == 1 else f"top-{n}" for n in RANKS]
     headers = ["draft", "decoder", "tokens/s", "speedup", "without loops", "τ", "α", *agreed, "ms/token", "ms/8"]
+    headers += ["threads", "lane"]
     return headers, [row + [""] * (len(headers) - len(row)) for row in rows]
 
 

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from duochat.chat.worker import load_chat
+    from duochat.chat.loading import load_chat
 
     bar = terminal.Bar()
     talk = load_chat(config.load(args.config, target=args.target, draft=args.draft), bar)

@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
         }
         int64_t names[KEPT];
         for (int i = 0; i < KEPT; i++) names[i] = 2 * i + 1;
-        Shape shape = {WIDTH, LAYERS, HEADS, GROUPS, HEAD, INNER, VOCABULARY, CELLS, 1e-5f, 10000};
+        Shape shape = {WIDTH, LAYERS, HEADS, GROUPS, HEAD, INNER, CELLS, 1e-5f, 10000};
         Lane *m = load(&shape, all, names, KEPT);
         Choice greedy = {1, 6, 1, 0, 0, 0, 4, 0}, noisy = {1.25f, 8, 0.9f, -4, 40, 1, 4, 7};
         for (int turn = 0; turn < 4; turn++)

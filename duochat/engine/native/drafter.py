@@ -69,7 +69,7 @@ class NativeDrafter(Drafter):
 
     def describe(self) -> dict[str, Any]:
         """See `Drafter.describe`."""
-        return {"draft_backend": "native", "draft_kernels": self._native.path, "draft_file": self.path.name}
+        return {"draft_backend": "native", "draft_kernels": self._native.kernels, "draft_file": self.path.name}
 
     def close(self) -> None:
         """Give the memory and the threads back; the drafter is of no use afterwards."""

@@ -36,7 +36,7 @@ KNOWN = {  # what the file may say of its architecture; whatever else it says wo
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *((n, ctypes.c_int32) for n in ("width", "layers", "heads", "groups", "head", "inner", "vocabulary", "cells")),
+        *((n, ctypes.c_int32) for n in ("width", "layers", "heads", "groups", "head", "inner", "cells")),
         *((name, ctypes.c_float) for name in ("epsilon", "base")),
     )
 
@@ -61,20 +61,42 @@ def _library() -> ctypes.CDLL | None:
 def unfit(path: Path) -> str:
     """Why the native lane does not take this file; "" when it does. Raises DuoChatError when it is no GGUF file."""
     header = gguf.read(path)
-    tensors = {t.name: t for t in header.tensors}
-    prefix = f"{header.architecture}."
-    said = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
+    return _unknown(header) or _misshapen(header) or ("" if _library() else "no C compiler here can build it")
+
+
+def _unknown(header: gguf.Header) -> str:
+    """What native.c does not know of a file."""
+    prefix, names = f"{header.architecture}.", set(_names(header))
     if header.architecture != "llama":
         return f"its architecture is {header.architecture}, not llama"
-    if unknown := said - KNOWN or tensors.keys() - set(_names(header)):
-        return f"it has {min(unknown)}, which is not known here"
-    if missing := set(_names(header)) - tensors.keys() - {"output.weight"}:
+    said = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
+    there = {t.name for t in header.tensors}
+    if strange := said - KNOWN | there - names:
+        return f"it has {min(strange)}, which is not known here"
+    if missing := names - there - {"output.weight"}:
         return f"it lacks {min(missing)}"
-    if wrong := [
-        t.name for t in header.tensors if t.type not in (NORMS if t.name.endswith("norm.weight") else MATRICES)
-    ]:
-        return f"{wrong[0]} is neither Q4_0 nor Q8_0"
-    return _misshapen(header) or ("" if _library() else "there is no C compiler that can build it")
+    odd = (t.name for t in header.tensors if t.type not in (NORMS if t.name.endswith("norm.weight") else MATRICES))
+    return f"{name} is neither Q4_0 nor Q8_0" if (name := next(odd, "")) else ""
+
+
+def _misshapen(header: gguf.Header) -> str:
+    """What of the model's shape native.c cannot do."""
+    try:
+        s, vocabulary = _shape(header, 0), _vocabulary(header)
+    except TypeError:
+        return "its layers differ"
+    turned, value = header.get("rope.dimension_count", s.head), header.get("attention.value_length", s.head)
+    if not turned == value == s.head or s.head % GROUP or s.heads % s.groups:
+        return f"its {s.heads} heads are {s.head} wide, {turned} of it turned"
+    queries, keys, norm = s.heads * s.head, s.groups * s.head, (s.width,)
+    if wrong := [n for n in (s.width, queries, s.inner) if n % 32]:
+        return f"it is {wrong[0]} wide, not a multiple of 32"
+    ends = [(vocabulary, s.width), norm, (vocabulary, s.width)]
+    attention = [norm, (queries, s.width), (keys, s.width), (keys, s.width), (s.width, queries)]
+    feeding = [norm, (s.inner, s.width), (s.inner, s.width), (s.width, s.inner)]
+    expected = dict(zip(_names(header), ends + s.layers * (attention + feeding), strict=True))
+    wrong = (f"{t.name} has the shape {t.shape}" for t in header.tensors if t.shape != expected[t.name])
+    return next(wrong, "")
 
 
 def _names(header: gguf.Header) -> list[str]:
@@ -83,36 +105,18 @@ def _names(header: gguf.Header) -> list[str]:
     return [f"{name}.weight" for name in (*ENDS, *layers)]
 
 
+def _vocabulary(header: gguf.Header) -> int:
+    return next(t.shape[0] for t in header.tensors if t.name == "token_embd.weight")
+
+
 def _shape(header: gguf.Header, cells: int) -> _Shape:
+    """cells: rounded up to whole groups."""
     get = header.get
-    width, heads = get("embedding_length"), get("attention.head_count")
+    width, layers, inner = get("embedding_length"), get("block_count"), get("feed_forward_length")
+    heads = get("attention.head_count")
     groups, head = get("attention.head_count_kv", heads), get("attention.key_length", width // heads)
-    vocabulary = next(t.shape[0] for t in header.tensors if t.name == "token_embd.weight")
     epsilon, base = get("attention.layer_norm_rms_epsilon", 1e-5), get("rope.freq_base", 10_000.0)
-    inner, layers = get("feed_forward_length"), get("block_count")
-    return _Shape(width, layers, heads, groups, head, inner, vocabulary, cells, epsilon, base)
-
-
-def _misshapen(header: gguf.Header) -> str:
-    """What of the model's shape native.c cannot do."""
-    try:
-        s = _shape(header, 0)
-    except TypeError:
-        return "its layers differ"
-    turned, value = header.get("rope.dimension_count", s.head), header.get("attention.value_length", s.head)
-    if not turned == value == s.head or s.head % GROUP or s.heads % s.groups:
-        return f"its heads are {s.head} wide, {turned} of it turned"
-    all_heads, keys = s.heads * s.head, s.groups * s.head
-    rows = (1, all_heads, keys, keys, s.width, 1, s.inner, s.inner, s.width)
-    cols = (s.width, s.width, s.width, s.width, all_heads, s.width, s.width, s.width, s.inner)
-    if wrong := {n for n in (s.width, all_heads, s.inner) if n % 32}:
-        return f"it is {min(wrong)} wide, not a multiple of 32"
-    expected = dict(zip(PARTS, zip(rows, cols, strict=True), strict=True))
-    expected |= {"token_embd": (s.vocabulary, s.width), "output": (s.vocabulary, s.width), "output_norm": (1, s.width)}
-    for t in header.tensors:
-        if (1, *t.shape)[-2:] != expected[t.name.split(".")[-2]]:
-            return f"{t.name} has the shape {t.shape}"
-    return ""
+    return _Shape(width, layers, heads, groups, head, inner, -(-cells // GROUP) * GROUP, epsilon, base)
 
 
 class Native:
@@ -120,31 +124,48 @@ class Native:
 
     def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto") -> None:
         """vocabulary: how many tokens it may propose, see `duochat.models.trim`. The file must fit, see `unfit`."""
-        header, self.library = gguf.read(path), _library()
-        shape = _shape(header, -(-cells // GROUP) * GROUP)
-        self.vocabulary, self.path = shape.vocabulary, self.library.path().decode()
-        _require_memory(path, shape)
-        data = np.fromfile(path, np.uint8)
-        found = {t.name: t for t in header.tensors}
-        found.setdefault("output.weight", found["token_embd.weight"])
-        ordered = [found[name] for name in _names(header)]
-        embedding = ordered[0]
-        self._embedding = data[embedding.offset : embedding.offset + embedding.size].copy()
-        tensors = (_Tensor * len(ordered))(*(_tensor(t, data.ctypes.data + t.offset) for t in ordered))
-        tensors[0].data = self._embedding.ctypes.data
-        names = kept(header, vocabulary)
-        rows, pointer = (self.vocabulary, None) if names is None else (len(names), names.ctypes.data)
-        self._lane = self.library.load(ctypes.byref(shape), tensors, pointer, rows)
+        header, self._library, self._path = gguf.read(path), _library(), path
+        shape = _shape(header, cells)
+        self._require_memory(shape)
+        self.kernels, self.vocabulary = self._library.path().decode(), _vocabulary(header)
+        self._lane = self._load(header, shape, kept(header, vocabulary))
         if not self._lane:
             raise DuoChatError(f"The draft model {path} does not fit into memory: choose a smaller draft.")
-        self.close = weakref.finalize(self, self.library.discard, self._lane)
+        self.close = weakref.finalize(self, self._library.discard, self._lane)
         self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
-        self._found = (ctypes.c_int32 * cells)()
-        self._tokens, self._probs = (ctypes.c_int32 * 0)(), (ctypes.c_float * 0)()
+        self._tokens, self._probs, self._found = (
+            (kind * 0)() for kind in (ctypes.c_int32, ctypes.c_float, ctypes.c_int32)
+        )
+
+    def _load(self, header: gguf.Header, shape: _Shape, names: np.ndarray | None) -> int | None:
+        """native.c's `load`: it keeps nothing of the file but the embedding, which is kept here."""
+        data = np.fromfile(header.path, np.uint8)
+        found = {t.name: t for t in header.tensors}
+        found.setdefault("output.weight", found["token_embd.weight"])
+        first = found["token_embd.weight"]
+        self._embedding = data[first.offset : first.offset + first.size].copy()
+        ordered = [found[name] for name in _names(header)]
+        tensors = (_Tensor * len(ordered))()
+        for place, t in zip(tensors, ordered, strict=True):
+            place.data, place.type = data.ctypes.data + t.offset, t.type
+            place.rows, place.cols = (1, *t.shape)[-2:]
+        tensors[0].data = self._embedding.ctypes.data
+        rows, pointer = (self.vocabulary, None) if names is None else (len(names), names.ctypes.data)
+        return self._library.load(ctypes.byref(shape), tensors, pointer, rows)
+
+    def _require_memory(self, shape: _Shape) -> None:
+        """Refuse here what the system would grant and then kill us for."""
+        need = 3 * self._path.stat().st_size + 4 * shape.cells * shape.layers * shape.groups * shape.head
+        free = psutil.virtual_memory().available
+        if need > free:
+            raise DuoChatError(
+                f"The draft model {self._path} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: "
+                "choose a smaller draft or a shorter context_length."
+            )
 
     def stop(self, value: int) -> None:
         """1, from any thread: end the running `decode` early, and all later ones, until 0."""
-        self.library.stop(self._lane, value)
+        self._library.stop(self._lane, value)
 
     def decode(
         self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice
@@ -154,32 +175,20 @@ class Native:
         Returns how many were decoded, all or those before a `stop`; the candidates of the wanted ones among them; the
         seconds spent choosing. Raises DuoChatError for a token that the model does not know.
         """
+        wanted = 0
         for i, node in enumerate(nodes):
             self._nodes[5 * i : 5 * i + 5] = node
+            wanted += node[4]
             if not 0 <= node[0] < self.vocabulary:
                 raise DuoChatError(UNKNOWN)
         count = choice.count
-        wanted = sum(node[4] for node in nodes)
         if len(self._tokens) < wanted * count:
             self._tokens, self._probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
+            self._found = (ctypes.c_int32 * wanted)()
         told = (self._nodes, len(nodes), choice, self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
-        done = self.library.run(self._lane, threads, *told)
-        spans = [(i * count, i * count + self._found[i]) for i in range(sum(node[4] for node in nodes[:done]))]
+        done = self._library.run(self._lane, threads, *told)
+        if done < len(nodes):
+            wanted = sum(node[4] for node in nodes[:done])
+        spans = [(i * count, i * count + self._found[i]) for i in range(wanted)]
         found = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
         return done, found, self._choosing.value
-
-
-def _require_memory(path: Path, shape: _Shape) -> None:
-    """Refuse here what the system would grant and then kill us for."""
-    need = 3 * path.stat().st_size + 4 * shape.cells * shape.layers * shape.groups * shape.head
-    free = psutil.virtual_memory().available
-    if need > free:
-        raise DuoChatError(
-            f"The draft model {path} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: "
-            "choose a smaller draft or a shorter context_length."
-        )
-
-
-def _tensor(tensor: gguf.Tensor, address: int) -> _Tensor:
-    rows, cols = (1, *tensor.shape)[-2:]
-    return _Tensor(address, tensor.type, rows, cols)

@@ -90,7 +90,7 @@ static inline half narrow(float x) {
 enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8 }; /* as GGUF numbers them */
 
 typedef struct {
-    const uint8_t *data; /* as in the file; NULL: there is none */
+    const uint8_t *data; /* as in the file */
     int32_t type, rows, cols;
 } Tensor;
 
@@ -115,7 +115,7 @@ typedef struct {
 } Vectors;
 
 typedef struct {
-    int32_t width, layers, heads, groups, head, inner, vocabulary, cells; /* groups: of heads that share keys */
+    int32_t width, layers, heads, groups, head, inner, cells; /* groups: of heads that share keys */
     float epsilon, base;
 } Shape;
 
@@ -272,9 +272,9 @@ INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROW
             Ints sum[MOST];
             UNROLL for (int t = 0; t < n; t++) sum[t] = ((Ints){0} + x->shift[b * n + t]) * zero;
             UNROLL for (int i = 0; i < QUANT * bits / 32; i++) {
-                Bytes w4 = *(const Bytes *)(weights + 4 * ROWS * i), low = bits == 4 ? (Bytes)(w4 & 15) : w4, high = (Bytes)(w4 >> 4);
+                Bytes w8 = *(const Bytes *)(weights + 4 * ROWS * i), low = (Bytes)(w8 & 15), high = (Bytes)(w8 >> 4);
                 UNROLL for (int t = 0; t < n; t++) {
-                    sum[t] = dot(sum[t], low, numbers[8 * t + i], bits);
+                    sum[t] = dot(sum[t], bits == 4 ? low : w8, numbers[8 * t + i], bits);
                     if (bits == 4) sum[t] = dot(sum[t], high, numbers[8 * t + i + 4], bits);
                 }
             }
@@ -572,7 +572,7 @@ static Vectors grab_vectors(Lane *m, int width) {
 static int gather(Lane *m, int threads) {
     const Shape *s = &m->shape;
     const int widest = s->width > s->heads * s->head ? s->width : s->heads * s->head;
-    for (; m->running < threads; m->running++) {
+    for (; m->running < threads && !m->failed; m->running++) {
         Member *one = m->team[m->running] = grab(m, sizeof *one);
         if (!one) break;
         one->lane = m;
@@ -582,7 +582,8 @@ static int gather(Lane *m, int threads) {
         one->scores = grab(m, (size_t)TILE * s->cells * sizeof(float));
         pthread_mutex_init(&one->lock, NULL);
         pthread_cond_init(&one->bell, NULL);
-        if (m->failed || (one->index && pthread_create(&one->thread, NULL, serve, one))) break;
+        m->failed |= one->index && pthread_create(&one->thread, NULL, serve, one);
+        if (m->failed) break; /* it goes on with as many as there are */
     }
     return m->running < threads ? m->running : threads;
 }

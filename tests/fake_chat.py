@@ -188,7 +188,11 @@ class EchoEngine(SayingEngine):
             raise RuntimeError("the fake target broke")
 
 
-def load_echo(settings, progress):
-    """The `load` of a Worker that answers each prompt with a text of its own."""
+def prepare_echo(settings, progress):
+    """The `prepare` of a Worker that answers each prompt with a text of its own."""
+    return partial(_load_echo, settings)
+
+
+def _load_echo(settings):
     tokenizer = byte_tokenizer()
     return Chat(EchoEngine(tokenizer, context_length=settings.context_length, width=3), tokenizer)

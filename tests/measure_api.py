@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import uvicorn
-from fake_chat import FakeSettings, load_fake
+from fake_chat import FakeSettings, prepare_fake
 
 from duochat import config
 from duochat.api.guard import Access
@@ -34,7 +34,7 @@ class Paced(Worker):
 
 
 def serve(rate):
-    worker = Paced(FakeSettings(text="x" * 1000, rate=rate), load_fake)
+    worker = Paced(FakeSettings(text="x" * 1000, rate=rate), prepare_fake)
     uvicorn.run(make_app(worker, Access()), port=PORT, log_level="error")
 
 
@@ -64,7 +64,7 @@ def pairs(rate, tokens, count):
     """Medians of both ways, in turns."""
     process = multiprocessing.get_context("spawn").Process(target=serve, args=[rate])
     process.start()
-    worker = Paced(FakeSettings(text="x" * 1000, rate=rate), load_fake)
+    worker = Paced(FakeSettings(text="x" * 1000, rate=rate), prepare_fake)
     to = http.client.HTTPConnection("127.0.0.1", PORT, timeout=60)
     try:
         while True:

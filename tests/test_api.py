@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_chat import load_echo
+from fake_chat import prepare_echo
 
 pytest.importorskip("starlette")
 import httpx
@@ -22,10 +23,12 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
+from duochat.api.call import Call
 from duochat.api.form import thoughts_and_content
 from duochat.api.guard import Access
 from duochat.api.service import KEPT, LARGEST_BODY, beside, make_app
-from duochat.chat.chat import Options, Step
+from duochat.chat.answer import Step
+from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 from duochat.config import load
 from duochat.engine.rounds import Draft, Round
@@ -78,9 +81,11 @@ def chunks(answer):
 
 @pytest.fixture(scope="module")
 def worker():
-    worker = Worker(SETTINGS, load_echo, start_method="forkserver")
-    yield worker
-    worker.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duochat.chat.worker.START_METHOD", "forkserver")
+        worker = Worker(SETTINGS, prepare_echo)
+        yield worker
+        worker.close()
 
 
 @pytest.fixture(scope="module")
@@ -90,20 +95,21 @@ def echo(worker):
 
 @contextlib.contextmanager
 def serving(app):
-    """The app's address, on a real server in a thread."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
-    thread = threading.Thread(target=server.run)
+    """The app's address, on a real server in a thread. What a client does not read is the server's to keep."""
+    door = socket.socket()
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    door.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, args=[[door]])
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield f"{URL}:{port}"
+        yield f"{URL}:{door.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
+        door.close()
 
 
 @pytest.fixture(scope="module")
@@ -365,6 +371,7 @@ def test_penalties_are_honoured_once_the_options_have_them(monkeypatch):
     @dataclass(frozen=True)
     class Penalised(Options):
         presence_penalty: float = 0.0
+        check = lambda *_: None  # noqa: E731  a range comes with the setting
 
     monkeypatch.setattr(asked, "Options", Penalised)
     wanted = asked.read(json.dumps(hello(presence_penalty=0.5)).encode(), "messages")
@@ -582,8 +589,9 @@ def test_a_client_that_goes_ends_its_answer(worker, address, stream, waiting):
 def test_a_client_that_does_not_read_holds_up_nobody(worker, address):
     """The answer is taken from the engine at its own pace."""
     text = "tick " * 700
-    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as lazy:
+    with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect(("127.0.0.1", int(address.rpartition(":")[2])))
         send(lazy, hello(f"SAY {text}", max_tokens=4000, stream=True, duochat={"origins": True}))
         assert lazy.recv(1)
         assert chat(httpx.Client(base_url=address, timeout=10), hello("SAY next")).status_code == 200
@@ -687,17 +695,16 @@ def test_llm_comply_is_content(address):
 @pytest.mark.slow
 def test_two_hundred_requests_of_eight_clients(worker):
     """A quarter of them go in the middle. None is lost or mixed, and what is kept of them does not grow."""
-    import psutil
-
     bodies = [hello(f"Question {i}", seed=i, stream=i % 3 > 0, max_tokens=60) for i in range(200)]
     to = client(worker)
     alone = [text_of(chat(to, body)) for body in bodies]
     assert len(set(alone)) == 200
+    del to
     with serving(make_app(worker, Access())) as address:
-        together(address, bodies[:40])
-        before = psutil.Process().memory_info().rss
         found = together(address, bodies)
-        assert psutil.Process().memory_info().rss - before < 20 << 20
+        gc.collect()
+        ours = [call for call in gc.get_objects() if isinstance(call, Call) and "Question" in str(call._jobs)]
+        assert len(ours) <= KEPT
     assert [i for i in range(200) if found[i] is None] == list(range(0, 200, 4))
     assert all(text == alone[i] for i, text in found.items() if text is not None)
     assert idle(worker)

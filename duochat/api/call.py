@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from duochat.api.asked import Asked, Refused
 from duochat.api.form import Choice, figures, usage
-from duochat.chat.chat import Options, Step
+from duochat.chat.answer import Engine, Step
+from duochat.chat.chat import Options
 from duochat.chat.text import Messages
 
 
@@ -31,7 +32,7 @@ class Call:
     """
 
     def __init__(
-        self, engine: Any, asked: Asked, options: Options, model: str, longest_queue: int,
+        self, engine: Engine, asked: Asked, options: Options, model: str, longest_queue: int,
         keep: Callable[[Call], None],
     ) -> None:  # fmt: skip
         self._engine, self._asked, self._longest_queue, self._keep = engine, asked, longest_queue, keep
@@ -142,7 +143,7 @@ class Call:
 
 
 async def _drained(
-    engine: Any, prompt: Messages | str, options: Options, cancelled: Callable[[], bool]
+    engine: Engine, prompt: Messages | str, options: Options, cancelled: Callable[[], bool]
 ) -> AsyncIterator[Step]:
     """The steps of a reply, which a thread takes from the engine as they come."""
     loop, steps = asyncio.get_running_loop(), asyncio.Queue()

@@ -7,8 +7,7 @@ from math import log
 from typing import Any
 
 from duochat.api.asked import Asked
-from duochat.api.record import Answer, Token
-from duochat.chat.chat import Step
+from duochat.chat.answer import Answer, Step, Token
 from duochat.engine.rounds import Round
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -119,7 +118,7 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
     stats = [answer.stats for answer in answers]
     read, reading = sum(s.prompt_tokens for s in stats), sum(s.first_token_at or 0.0 for s in stats)
     written, writing = sum(s.completion_tokens for s in stats), sum(s.decode_s for s in stats)
-    later = written - sum(next((len(r.tokens) for r in a.rounds if r.tokens), 0) for a in answers)
+    later = written - sum(s.first_tokens for s in stats)
     verified, accepted = sum(s.pending for s in stats), sum(s.accepted for s in stats)
     forwards = sum(bool(r.pending) for answer in answers for r in answer.rounds)
     return {

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from duochat.api.asked import Refused, read
 from duochat.api.call import Call
 from duochat.api.guard import Access
+from duochat.chat.answer import Engine
 
 LARGEST_BODY = 4 << 20  # bytes: the longest context that a setting allows, at four bytes a token
 LONGEST_QUEUE = 32  # requests that may wait, the page's among them; each holds a thread
@@ -22,8 +23,8 @@ KEPT = 16  # last answers whose rounds can be asked for
 ALIAS = "duochat"  # the loaded pair, whichever it is
 
 
-def make_app(engine: Any, access: Access, longest_queue: int = LONGEST_QUEUE) -> ASGIApp:
-    """The API. engine: a Worker, or what answers like one."""
+def make_app(engine: Engine, access: Access, longest_queue: int = LONGEST_QUEUE) -> ASGIApp:
+    """The API."""
     service = Service(engine, longest_queue)
     handlers: Any = dict.fromkeys((Refused, HTTPException, Exception), _response)
     routes = [
@@ -59,7 +60,7 @@ def _response(request: Request, fault: Exception) -> Response:
 class Service:
     """longest_queue: how many requests may be before one."""
 
-    def __init__(self, engine: Any, longest_queue: int) -> None:
+    def __init__(self, engine: Engine, longest_queue: int) -> None:
         self.engine, self.longest_queue = engine, longest_queue
         self.calls: deque[Call] = deque(maxlen=KEPT)
 

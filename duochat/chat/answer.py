@@ -85,10 +85,12 @@ class Engine(Protocol):
     """
 
     def reply(
-        self, messages: Sequence[Mapping[str, str]], options: Options, cancelled: Callable[[], bool] = ...
+        self, messages: Sequence[Mapping[str, str]] | str, options: Options, cancelled: Callable[[], bool] = ...
     ) -> Iterator[Step]:
-        """Answer the last message, or continue it if it is the assistant's own. Phases: "queued", "loading",
-        "prefill", "decode", "done". Never raises: the last step says what went wrong. Ends at once when cancelled."""
+        """Answer the last message, or continue it if it is the assistant's own; continue a bare text as it stands.
+
+        Phases: "queued", "loading", "prefill", "decode", "done". Never raises: the last step says what went wrong.
+        Ends at once when cancelled."""
         ...
 
     def loading(self, cancelled: Callable[[], bool] = ...) -> Iterator[Step]:

@@ -57,7 +57,11 @@ class LlamaDrafter(Drafter):
 
     def describe(self) -> dict[str, Any]:
         """See `Drafter.describe`."""
-        return {"draft_backend": "llama.cpp", "draft_file": self._llama.path.name}
+        return {
+            "draft_backend": "llama.cpp",
+            "draft_file": self._llama.path.name,
+            "draft_notice": self._llama.notice,
+        }
 
     def close(self) -> None:
         """Give the memory back; the drafter is of no use afterwards."""

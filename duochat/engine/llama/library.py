@@ -20,6 +20,7 @@ import psutil
 from duochat import DuoChatError
 from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, never
+from duochat.engine.llama import probe
 from duochat.models.trim import Trimmed, trim
 
 SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits for each
@@ -38,15 +39,25 @@ _FAULTS = {
 class Llama:
     """A loaded model and its KV cache: `cells` tokens, shared by SEQUENCES sequences."""
 
-    def __init__(self, path: Path, cells: int, threads: int, vocabulary: int | str = "auto") -> None:
+    def __init__(
+        self,
+        path: Path,
+        cells: int,
+        threads: int,
+        vocabulary: int | str = "auto",
+        extra_buffers: bool | None = None,
+    ) -> None:
         """vocabulary: how many tokens the model may propose, see `duochat.models.trim`.
 
+        extra_buffers: lay weights out for special kernels; None: if they live on this CPU.
         Raises DuoChatError when the file is missing or no usable model, or memory is short.
         """
-        self.path = path
+        self.path, self.notice = path, ""
+        if extra_buffers is None:
+            extra_buffers, self.notice = probe.extra_buffers()
         _check_file(path)
         trimmed = trim(path, vocabulary)
-        model = _load_trimmed(trimmed, path, vocabulary) if trimmed else _load_model(path)
+        model = _load_trimmed(trimmed, path, vocabulary, extra_buffers) if trimmed else _load_model(path, extra_buffers)
         try:
             self._context = _new_context(model, path, cells, threads)
         except DuoChatError:
@@ -197,13 +208,14 @@ def _start() -> None:
     llama_cpp.llama_backend_init()
 
 
-def _load_model(path: Path) -> int:
+def _load_model(path: Path, extra_buffers: bool) -> int:
     _start()
     _errors.clear()
     params = llama_cpp.llama_model_default_params()
     no_devices = (ctypes.c_void_p * 1)(None)
     params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
     params.n_gpu_layers = 0
+    params.use_extra_bufts = extra_buffers
     _require_memory(path.stat().st_size, f"The draft model {path}", "choose a smaller draft")
     model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -214,14 +226,14 @@ def _load_model(path: Path) -> int:
     return model
 
 
-def _load_trimmed(trimmed: Trimmed, path: Path, vocabulary: int | str) -> int:
+def _load_trimmed(trimmed: Trimmed, path: Path, vocabulary: int | str, extra_buffers: bool) -> int:
     """The cut copy of `path` in the cache; a damaged one is made anew."""
     try:
-        return _load_model(trimmed.path)
+        return _load_model(trimmed.path, extra_buffers)
     except DuoChatError:
         trimmed.path.unlink()
         trim(path, vocabulary)
-        return _load_model(trimmed.path)
+        return _load_model(trimmed.path, extra_buffers)
 
 
 def _check_file(path: Path) -> None:

@@ -228,7 +228,8 @@ def cells_in_cache(draft) -> set[int]:
     """Sequences of llama.cpp's own cache that hold more than their share of the trunk."""
     import llama_cpp
 
-    ends = [llama_cpp.llama_memory_seq_pos_max(draft._llama._memory, s) + 1 for s in range(128)]
+    count = draft._llama.sequences
+    ends = [llama_cpp.llama_memory_seq_pos_max(draft._llama._memory, s) + 1 for s in range(count)]
     return {s for s, end in enumerate(ends) if end > draft._cache._shared[s] and s}
 
 
@@ -353,9 +354,9 @@ def test_a_prompt_is_read_with_threads_of_its_own(draft, monkeypatch):
     draft.set_threads(1, reading=3)
     context = [token % VOCABULARY for token in range(200)]
     draft.expand(context, [Node(context[-1], None, 199)], GREEDY, never)
-    assert used == [1, *[3, 1] * 3]  # three chunks
+    assert used == [3, 3, 3, 1]  # three chunks, and the rest with the root
     assert draft.measure_reading([2, 1]).keys() == {2, 1}
-    assert used[-1] == 1
+    assert 2 in used
 
 
 def test_interrupt_comes_from_another_thread(draft):

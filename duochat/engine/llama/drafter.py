@@ -80,14 +80,12 @@ class LlamaDrafter(Drafter):
         self._llama.arm()
         if cancelled():
             raise Cancelled
-        if sampling != self._sampling:
-            self._cache.clear()
-            self._sampling = sampling
-        root = self._cache.follow(context, cancelled)
+        anew, self._sampling = sampling != self._sampling, sampling
+        root = self._cache.follow(context, cancelled, anew=anew)
         entries = [self._find(node, root) for node in nodes]
-        decoded = self._cache.decode(cancelled)
+        new = self._cache.decode(cancelled)
         started = time.perf_counter()
-        for entry, logits in decoded:
+        for entry, logits in zip(new, self._llama.logits(len(new)) if new else (), strict=True):
             entry.note = self._choose(logits, entry.position + 1)
         return [entry.note for entry in entries], time.perf_counter() - started
 

@@ -56,7 +56,7 @@ def rebuild(*options: str) -> str:
 
 @cache
 def _found() -> str:
-    store = cache_dir() / "probes" / f"{_identity()}.txt"
+    store = cache_dir() / "probes" / f"{identity()}.txt"
     try:
         if (known := store.read_text()) in (LIVES, PLAIN_ONLY, DIES):
             return known
@@ -96,7 +96,7 @@ def _remember(store: Path, found: str) -> None:
         pass
 
 
-def _identity() -> str:
+def identity() -> str:
     """The library's files and the CPU's abilities."""
     spec = util.find_spec("llama_cpp")
     folders = spec.submodule_search_locations if spec else ()
@@ -131,11 +131,11 @@ def _write(path: Path) -> None:
 
 
 def _decode(extra: bool) -> None:
-    from duochat.engine.llama.library import Llama
+    from duochat.engine.llama.library import Llama, Options
 
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder) / "probe.gguf")
-        llama = Llama(Path(folder) / "probe.gguf", 256, 2, extra_buffers=extra)
+        llama = Llama(Path(folder) / "probe.gguf", 256, 2, options=Options(extra_buffers=extra))
         for count in (1, 2, 33):
             llama.drop(0, 0)
             llama.decode([1] * count, range(count), [(0,)] * count, [count - 1])

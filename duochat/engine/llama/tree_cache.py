@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from duochat.engine.lanes import Cancelled
-from duochat.engine.llama.library import BATCH, SEQUENCES, Llama
+from duochat.engine.llama.library import BATCH, Llama
 
 Progress = Callable[[int, int], None]
 
-TRUNK = 0  # the sequence of the trunk; branches use 1 ... SEQUENCES - 1
+TRUNK = 0  # the sequence of the trunk; branches use the others
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +26,7 @@ class Entry:
     position: int
     parent: Entry | None
     seq: int = TRUNK
+    cell: int = -1  # of an ordered cache
     children: dict[int, Entry] = field(default_factory=dict)
     note: Any = None  # what a lane keeps of it
 
@@ -42,16 +41,20 @@ class Entry:
 class TreeCache:
     """The cells of one `Llama`: `follow` a context, `grow` the tree below it, `decode` what is new."""
 
-    def __init__(self, llama: Llama, chunk: int, room: int) -> None:
-        """chunk: tokens of a context read in one call. room: cells for the tree."""
-        self._llama, self._chunk, self._room = llama, chunk, room
+    def __init__(self, llama: Llama, chunk: int, room: int, ordered: bool = False) -> None:
+        """chunk: tokens of a context read in one call. room: cells for the tree.
+
+        ordered: cells stand in the order of positions, always. What a row sums over its cells is then the same to the
+        bit as without a tree. A branch that would leave a hole behind is decoded again when it becomes the trunk.
+        """
+        self._llama, self._chunk, self._room, self._ordered = llama, chunk, room, ordered
         self.tokens: list[int] = []  # the trunk
         self.end = Entry(-1, -1, None)  # its last token
         self._root = self.end  # where the tree begins
         self._new: list[Entry] = []  # what waits for `decode`: the rest of a context, then the tree, parents first
         self._tips: dict[int, Entry] = {}  # sequence in use -> its deepest entry, least recently used first
-        self._free = list(range(SEQUENCES - 1, TRUNK, -1))
-        self._shared = [0] * SEQUENCES  # how many of the trunk's tokens a sequence holds, in use or free
+        self._free = list(range(llama.sequences - 1, TRUNK, -1))
+        self._shared = [0] * llama.sequences  # how many of the trunk's tokens a sequence holds, in use or free
         self._grown = 0  # decoded entries below the trunk
 
     @property
@@ -66,23 +69,38 @@ class TreeCache:
 
     # What is held, and what of it a context leads to
 
-    def follow(self, context: Sequence[int], cancelled: Callable[[], bool], progress: Progress | None = None) -> Entry:
+    def follow(
+        self,
+        context: Sequence[int],
+        cancelled: Callable[[], bool],
+        progress: Progress | None = None,
+        anew: bool = False,
+        tail: int | None = None,
+    ) -> Entry:
         """Bring the trunk along all but the last token of `context`; that one is returned, the root of the tree.
 
-        No more than a chunk of tokens is left to be decoded with the tree. What hangs below the root is kept.
+        anew: nothing is kept from the root down. tail: tokens that may be left to be decoded with the tree, at most and
+        without it a chunk.
         """
         path = context[:-1]
         self._cut(_common(self.tokens, path))
         end = self.end
-        while end.position + 1 < len(path) and path[end.position + 1] in end.children:
-            end = end.children[path[end.position + 1]]
-        self._keep(end, end.children.get(context[-1]) if end.position + 1 == len(path) else None)
-        while len(path) - len(self.tokens) > self._chunk:
+        while end.position + 1 < len(path) and (child := self._held(end, path[end.position + 1])):
+            end = child
+        below = end.children.get(context[-1]) if end.position + 1 == len(path) and not anew else None
+        self._keep(end, below)
+        left = self._chunk if tail is None else min(tail, self._chunk)
+        while len(path) - len(self.tokens) > left:
             self._read(path[len(self.tokens) : len(self.tokens) + self._chunk], cancelled)
             if progress:
                 progress(len(self.tokens), len(context))
         self._root = self.grow(self.end, context[len(self.tokens) :])
         return self._root
+
+    def _held(self, entry: Entry, token: int) -> Entry | None:
+        """The child that may become part of the trunk."""
+        child = entry.children.get(token)
+        return child if child and (not self._ordered or child.cell == child.position) else None
 
     def forget(self) -> None:
         """Hold nothing."""
@@ -100,7 +118,7 @@ class TreeCache:
             return
         self.clear()
         del self.tokens[length:]
-        for seq in range(SEQUENCES):
+        for seq in range(self._llama.sequences):
             if seq == TRUNK or self._shared[seq] > length:
                 self._llama.drop(seq, length)
                 self._shared[seq] = length
@@ -137,7 +155,8 @@ class TreeCache:
             raise Cancelled
         start = len(self.tokens)
         try:
-            self._llama.read(tokens, start, TRUNK, cancelled)
+            positions = range(start, start + len(tokens))
+            self._llama.decode(tokens, positions, [(TRUNK,)] * len(tokens), (), cancelled)
         except BaseException:
             self._llama.drop(TRUNK, start)
             raise
@@ -156,15 +175,14 @@ class TreeCache:
             entry = child
         return entry
 
-    def decode(self, cancelled: Callable[[], bool]) -> Iterator[tuple[Entry, np.ndarray]]:
+    def decode(self, cancelled: Callable[[], bool]) -> list[Entry]:
         """Decode all that is new as one batch.
 
-        Gives each new entry from the root down with its logits, valid until the next call; all others that hang there
-        had theirs before.
+        Returns the new entries from the root down: the rows of the logits. All others had theirs before.
         """
         new, self._new = self._new, []
         if not new:
-            return iter(())
+            return []
         outputs = [e for e in new if e.position >= self._root.position]
         try:
             self._make_room(new, len(outputs))
@@ -173,9 +191,11 @@ class TreeCache:
         except BaseException:
             self._undo(new)
             raise
+        for cell, entry in enumerate(new, len(self.tokens)):
+            entry.cell = cell
         self._grown += len(new)
         self._keep(self._root.parent, self._root)
-        return zip(outputs, self._llama.logits(len(outputs)), strict=True)
+        return outputs
 
     def _undo(self, new: list[Entry]) -> None:
         """Take entries that were not decoded out of the trie, and out of the sequences that they were given."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +17,10 @@ import psutil
 
 from duochat import DuoChatError
 from duochat.engine.llama import devices
+from duochat.models import gguf
 
 BATCH = 512  # tokens of one decode at most
 CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q4_0": 2}  # as ggml.h numbers them
-PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Options:
 
 
 def check_file(path: Path, role: str) -> None:
-    """Raises DuoChatError when the file cannot be read, is no GGUF, or is not the first of its parts."""
+    """Raises DuoChatError when the file cannot be read or is no GGUF."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -50,27 +49,11 @@ def check_file(path: Path, role: str) -> None:
         raise DuoChatError(f"The {role} model {path} cannot be read ({error.strerror}): check the path.") from error
     if magic != b"GGUF":
         raise DuoChatError(f"The {role} model {path} is not a GGUF file: give a model in llama.cpp's format.")
-    part = PART.search(path.name)
-    if part and int(part[1]) > 1:
-        first = path.name[: part.start()] + f"-00001-of-{part[2]}.gguf"
-        raise DuoChatError(f"{path.name} is one part of a model: give the first, {first}; the others are found by it.")
 
 
-def parts(path: Path) -> list[Path]:
-    """All files of the model."""
-    part = PART.search(path.name)
-    if not part:
-        return [path]
-    stem = path.name[: part.start()]
-    return [path.with_name(f"{stem}-{i:05d}-of-{part[2]}.gguf") for i in range(1, int(part[2]) + 1)]
-
-
-def size(path: Path, role: str) -> int:
-    """Bytes of the model's weights. Raises DuoChatError when a part is missing."""
-    try:
-        return sum(part.stat().st_size for part in parts(path))
-    except OSError as error:
-        raise DuoChatError(f"The {role} model lacks the part {error.filename}: fetch all parts of it.") from None
+def size(path: Path) -> int:
+    """Bytes of the model's file, or of all its parts. Raises DuoChatError when one is missing."""
+    return sum(part.stat().st_size for part in gguf.read(path).parts)
 
 
 def load_model(path: Path, options: Options) -> int:
@@ -78,9 +61,8 @@ def load_model(path: Path, options: Options) -> int:
     start()
     _errors.clear()
     role = options.role
-    weights = size(path, role)
     if not options.gpu_layers:
-        require_memory(weights, f"The {role} model {path}", f"choose a smaller {role}")
+        require_memory(size(path), f"The {role} model {path}", f"choose a smaller {role}")
     params = llama_cpp.llama_model_default_params()
     params.n_gpu_layers = options.gpu_layers
     params.use_extra_bufts = options.extra_buffers

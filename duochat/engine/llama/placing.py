@@ -53,16 +53,7 @@ def _fitting(path: Path, cells: int, free: int) -> tuple[int, int]:
     """Layers that fit, and all there are, the output apart."""
     header = gguf.read(path)
     blocks = header.get("block_count", 1)
-    need = loading.size(path, "target") + cells * blocks * _token_bytes(header)
+    need = loading.size(path) + header.cache_bytes(cells)
     if need + RESERVE <= free:
         return ALL, blocks
     return max(0, int((free - RESERVE) * (blocks + 1) / need)), blocks
-
-
-def _token_bytes(header: gguf.Header) -> int:
-    """Bytes of one layer's keys and values of one token, in 16 bits."""
-    heads = header.get("attention.head_count", 1)
-    keys = header.get("attention.head_count_kv", heads)
-    keys = max(keys) if isinstance(keys, list) else keys
-    width = header.get("attention.key_length", header.get("embedding_length", 0) // heads)
-    return 2 * keys * (width + header.get("attention.value_length", width))

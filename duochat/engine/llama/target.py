@@ -8,7 +8,6 @@ the same. On other devices near ties may fall otherwise in forwards of different
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -95,8 +94,7 @@ class LlamaTarget(Target):
         """
         path = Path(path)
         loading.check_file(path, "target")
-        trained = gguf.read(path).get("context_length", context_length)
-        context_length = min(context_length, trained)
+        context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + 1
         found = place(path, cells, gpu_layers, devices, rpc)
         keys, values = ("f16", "f16" if found.gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
@@ -226,7 +224,7 @@ class LlamaTarget(Target):
         return {
             "target_backend": "llama.cpp",
             "target_device": self.device,
-            "target_dtype": _quantisation(self._llama.model),
+            "target_dtype": gguf.read(self._llama.path).quantization,
             "target_file": self._llama.path.name,
             "target_weight_bytes": llama_cpp.llama_model_size(self._llama.model),
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
@@ -249,10 +247,3 @@ def _ends(llama: Llama) -> frozenset[int]:
     if llama_cpp.llama_vocab_type(vocabulary) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
         return frozenset()
     return frozenset(t for t in range(llama.vocabulary) if llama_cpp.llama_vocab_is_eog(vocabulary, t))
-
-
-def _quantisation(model: int) -> str:
-    """As llama.cpp names it: the words after architecture and size."""
-    words = ctypes.create_string_buffer(128)
-    llama_cpp.llama_model_desc(model, words, len(words))
-    return words.value.decode().split(" ", 2)[-1]

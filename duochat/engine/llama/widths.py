@@ -12,8 +12,9 @@ from contextlib import suppress
 import numpy as np
 
 from duochat.engine.lanes import never
-from duochat.engine.llama import loading, probe
+from duochat.engine.llama import probe
 from duochat.engine.llama.library import Llama
+from duochat.models import gguf
 from duochat.models.store import cache_dir
 
 TRIED = (1, 2, 3, 4, 8, 32)
@@ -34,7 +35,7 @@ def agreeing(llama: Llama) -> tuple[int, int]:
 
 
 def _identity(llama: Llama) -> str:
-    files = [(part.name, (about := part.stat()).st_size, about.st_mtime_ns) for part in loading.parts(llama.path)]
+    files = [(part.name, (about := part.stat()).st_size, about.st_mtime_ns) for part in gguf.read(llama.path).parts]
     return hashlib.sha256(repr((files, probe.identity(), llama.options)).encode()).hexdigest()[:16]
 
 

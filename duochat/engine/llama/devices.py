@@ -16,6 +16,7 @@ from duochat.engine.llama.probe import rebuild
 
 CPU = 0  # the kinds of ggml-backend.h: CPU, GPU, GPU that shares the CPU's memory, accelerator beside the CPU
 GPUS = (1, 2)
+DRIVERS = (("/dev/nvidiactl", "NVIDIA", "CUDA"), ("/dev/kfd", "AMD", "VULKAN"))  # file of the driver, maker, for CMake
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def unused_gpu() -> str:
     """A sentence when this machine has an NVIDIA or AMD GPU that this build cannot use, else ""."""
     if llama_cpp.llama_supports_gpu_offload():
         return ""
-    for kernel_driver, name, option in (("nvidiactl", "NVIDIA", "CUDA"), ("kfd", "AMD", "VULKAN")):
-        if Path("/dev", kernel_driver).exists():
+    for driver, name, option in DRIVERS:
+        if Path(driver).exists():
             return f"llama.cpp was built without support for this {name} GPU: {rebuild(f'-DGGML_{option}=on')}"
     return ""

@@ -3,7 +3,8 @@
 Where all layers lie on the CPU, and rows of different forwards agree to the bit (`widths`), every decoder gives the
 same text: the attention is one fused step that sums over cells in the order of positions, and no forward is wider than
 rows agree. Its values are kept in another type than its keys, since llama.cpp splits and tiles the sum where both are
-the same. On other devices near ties may fall otherwise in forwards of different width, `reproducible` apart.
+the same. On other devices near ties may fall otherwise in forwards of another width; `reproducible` gives all of them
+one width, but the sums over a cache that has grown past a multiple of 256 cells between them may still differ.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from duochat.models import gguf
 
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
+SPLIT = ("f16", "f32")  # types of keys and values over which attention on the CPU is split or tiled
 
 
 class LlamaTarget(Target):
@@ -42,32 +44,16 @@ class LlamaTarget(Target):
         self.eos = _ends(llama)
         self.device = ""  # for people
         self.notes: list[str] = []
-        layers = llama_cpp.llama_model_n_layer(llama.model)
-        self._on_cpu = llama.options.gpu_layers == 0
-        self.shares_cores = llama.options.gpu_layers <= layers or bool(llama.options.tensor_overrides)
+        self.shares_cores = _on_cpu(llama) or bool(llama.options.tensor_overrides)
         self._cache: TreeCache | LineCache
         if llama.recurrent:
-            self._cache, self.exact, most = LineCache(llama, BATCH), True, 1
+            self.exact, most, self._cache = True, 1, LineCache(llama, BATCH)
             self.notes.append("a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted")
         else:
-            most = self._agree(reproducible)
-            self._cache = TreeCache(llama, BATCH, MOST_NODES + 1, ordered=True)
+            self.exact, llama.least, most = _rows(llama, reproducible)
+            self._cache = TreeCache(llama, BATCH, MOST_NODES + 1, ordered=self.exact)
         self.most_nodes = min(most - 1, MOST_NODES)
-        self._tail = None if most >= widths.ALL and llama.least == 1 else most
-
-    def _agree(self, reproducible: bool) -> int:
-        """The most rows of a forward; sets the fewest, and whether decoders agree to the token."""
-        if not self._on_cpu:
-            self.exact = reproducible
-            if reproducible:
-                self._llama.least = REPRODUCIBLE_WIDTH
-            return REPRODUCIBLE_WIDTH if reproducible else widths.ALL
-        least, most = widths.agreeing(self._llama)
-        self.exact = reproducible or (least == 1 and most > 1)
-        if not self.exact:
-            return widths.ALL
-        self._llama.least = least
-        return most
+        self._tail = None if most == widths.ANY else most
 
     @classmethod
     def load(
@@ -200,6 +186,10 @@ class LlamaTarget(Target):
                 answer.node_probs[node] = prob
         return answer
 
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
+        self._llama.set_threads(threads, reading)
+
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens; widths beyond a full tree are left out.
 
@@ -239,6 +229,21 @@ class LlamaTarget(Target):
     def close(self) -> None:
         """See `lanes.Target.close`."""
         self._llama.close()
+
+
+def _on_cpu(llama: Llama) -> bool:
+    """Whether a layer, or the output, is computed there."""
+    return llama.options.gpu_layers <= llama_cpp.llama_model_n_layer(llama.model)
+
+
+def _rows(llama: Llama, reproducible: bool) -> tuple[bool, int, int]:
+    """Whether all decoders give the same text, and the fewest and the most rows of a forward."""
+    options = llama.options
+    if options.gpu_layers or (options.keys == options.values and options.keys in SPLIT):
+        return False, *((REPRODUCIBLE_WIDTH,) * 2 if reproducible else (1, widths.ANY))
+    least, most = widths.agreeing(llama)
+    exact = reproducible or (least == 1 and most > 1)
+    return exact, *((least, most) if exact else (1, widths.ANY))
 
 
 def _ends(llama: Llama) -> frozenset[int]:

@@ -18,7 +18,7 @@ from duochat.models import gguf
 from duochat.models.store import cache_dir
 
 TRIED = (1, 2, 3, 4, 8, 32)
-ALL = TRIED[-1]  # found to agree, it stands for any number
+ANY = 2**31 - 1  # what agrees up to the most that were tried agrees with any number
 
 
 def agreeing(llama: Llama) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def _most(rows: dict[int, np.ndarray], least: int) -> int:
         if not np.array_equal(known[:common], rows[width][:common]):
             break
         most, known = width, max(known, rows[width], key=len)
-    return most
+    return ANY if most == TRIED[-1] else most
 
 
 def _rows(llama: Llama, width: int) -> np.ndarray:

@@ -145,6 +145,15 @@ def test_probabilities_are_those_of_the_parents_row(load):
         assert again.node_probs == again.probs[:1]
 
 
+def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch):
+    places = []
+    told = lambda row, place, *rest: (places.append(place), sample.sample(row, place, *rest))[1]  # noqa: E731
+    monkeypatch.setattr("duochat.engine.llama.target.sample", told)
+    tree = [(5, -1), (6, -1), (7, 0)]
+    load("llama").verify(prompt(12), tree, GREEDY)
+    assert places == [len(path) for path in paths(prompt(12), tree)]
+
+
 def decoded(target, monkeypatch) -> list[int]:
     """The tokens of each forward from now on."""
     forwards = []
@@ -184,6 +193,19 @@ def test_a_prompt_is_read_in_chunks_with_progress_and_can_be_cancelled(load, alo
     check(target, alone, context, [(4, -1)])
     with pytest.raises(Cancelled):
         target.verify(context, (), GREEDY, lambda: True)
+
+
+def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
+    """Whatever of it is left for the last forward, a whole tree has room there."""
+    target = LlamaTarget.load(write_gguf(tmp_path / "long.gguf", context=2048), 2048)
+    tree = [(5 + node, -1) for node in range(target.most_nodes)]
+    forwards = decoded(target, monkeypatch)
+    for length in (441, 442, 443, 513, 900):
+        target._cache.forget()
+        told = target.verify(prompt(length), tree, GREEDY)
+        assert told.tokens[:1] == target.verify(prompt(length), (), GREEDY).tokens
+    assert max(map(len, forwards)) == 442 + target.most_nodes
+    target.close()
 
 
 class Guessing(Drafter):
@@ -228,14 +250,20 @@ def test_every_decoder_gives_the_text_of_plain_decoding(load, sampling, options)
     assert sum(drafted for _, drafted in told) > 10
 
 
-def test_rows_that_round_otherwise_are_told_or_avoided(load, monkeypatch):
+def test_rows_that_round_otherwise_are_told_or_avoided(load, alone, monkeypatch):
     """Half precision rounds one row otherwise than several: then two are decoded, or the target says so."""
     monkeypatch.setattr(widths, "agreeing", lambda _: (2, 8))
     target = load("half")
     assert (target.exact, target._llama.least, target.most_nodes) == (False, 1, 63)
-    target = load("half", reproducible=True)
+    target, alone = load("half", reproducible=True), alone("half", reproducible=True)
     assert (target.exact, target._llama.least, target.most_nodes) == (True, 2, 7)
     assert target.describe()["target_widths"] == [2, 8]
+    rows, run = [], llama_cpp.llama_decode
+    monkeypatch.setattr(llama_cpp, "llama_decode", lambda c, batch: (rows.append(batch.n_tokens), run(c, batch))[1])
+    for context in (prompt(1), prompt(2), prompt(9)):
+        check(target, alone, context, ())
+        check(target, alone, context, [(4, -1), (5, 0)])
+    assert min(rows) == 2
     monkeypatch.setattr(widths, "agreeing", lambda _: (1, 3))
     target = load("llama")
     assert (target.exact, target._llama.least, target.most_nodes) == (True, 1, 2)
@@ -278,7 +306,7 @@ def test_widths_find_the_rows_that_differ(load, monkeypatch):
     assert widths._measure(llama) == (1, 1)
 
 
-def test_a_recurrent_model_decodes_plainly(load, alone):
+def test_a_recurrent_model_decodes_plainly(load, alone, monkeypatch):
     target, alone = load("mamba"), alone("mamba")
     assert target.most_nodes == 0
     assert target.measure((1, 2, 4), 30).keys() == {1}
@@ -292,6 +320,12 @@ def test_a_recurrent_model_decodes_plainly(load, alone):
     with pytest.raises(Cancelled):
         target.verify(prompt(40, 1), (), GREEDY, lambda: len(target._cache.tokens) == 20)
     check(target, alone, prompt(40, 1), ())
+    run = target._llama.decode
+    monkeypatch.setattr(target._llama, "decode", lambda *a: (target._llama.interrupt(), run(*a)))
+    with pytest.raises(Cancelled):
+        target.verify(prompt(45, 1), (), GREEDY)
+    monkeypatch.setattr(target._llama, "decode", run)
+    check(target, alone, prompt(45, 1), ())
 
 
 def test_it_says_what_it_is(load, files):

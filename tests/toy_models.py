@@ -74,13 +74,14 @@ def write_gguf(
     part=0,
     without=(),
     file_type=None,
+    context=256,
 ):
     """A GGUF model with random weights. vocabulary: "llama" for SentencePiece's, else (tokens, merges).
 
     part: tensors in each of several files, named by llama.cpp after the path; 0: one file. without: tensors left out.
     """
     writer = GGUFWriter(path, architecture, split_max_tensors=part)
-    _write_shape(writer, architecture)
+    _write_shape(writer, architecture, context)
     if vocabulary == "llama":
         count = _write_pieces(writer)
     else:
@@ -105,9 +106,9 @@ def _layers(architecture):
     return 6 if architecture == "gemma3" else LAYERS  # of which the last one sees all
 
 
-def _write_shape(writer, architecture):
+def _write_shape(writer, architecture, context):
     writer.add_name("toy")
-    writer.add_context_length(256)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(_layers(architecture))
     if architecture == "gemma3":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -108,7 +108,7 @@ class Llama:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        outputs: Iterable[int] = (),
+        outputs: Sequence[int] = (),
         cancelled: Callable[[], bool] = never,
     ) -> None:
         """Add tokens to the cache, each to all of its sequences, and compute the logits of the rows in `outputs`.
@@ -116,13 +116,13 @@ class Llama:
         Raises Cancelled after `interrupt`, and when `cancelled` says so at a step of a LONG batch's graph.
         After a fault the caller drops what may have been half done.
         """
-        pad = max(0, self.least - len(tokens))
+        pad = max(0, self.least - len(outputs or tokens))  # the last layer sees the rows with logits alone
         try:
             self._batch.fill(
                 [*tokens, *[tokens[0]] * pad],
                 [*positions, *range(pad)],
                 [*sequences, *[(self._spare,)] * pad],
-                outputs,
+                [*outputs, *range(len(tokens), len(tokens) + pad)] if outputs else (),
             )
         except IndexError:
             raise self._fault(-1) from None
@@ -190,7 +190,7 @@ class _Batch:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        outputs: Iterable[int],
+        outputs: Sequence[int],
     ) -> None:
         self.struct.n_tokens = len(tokens)
         for i, (token, position, own) in enumerate(zip(tokens, positions, sequences, strict=True)):

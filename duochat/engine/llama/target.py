@@ -31,6 +31,7 @@ from duochat.models import gguf
 
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
+CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
 SPLIT = ("f16", "f32")  # types of keys and values over which attention on the CPU is split or tiled
 
 
@@ -47,11 +48,11 @@ class LlamaTarget(Target):
         self.shares_cores = _on_cpu(llama) or bool(llama.options.tensor_overrides)
         self._cache: TreeCache | LineCache
         if llama.recurrent:
-            self.exact, most, self._cache = True, 1, LineCache(llama, BATCH)
+            self.exact, most, self._cache = True, 1, LineCache(llama, CHUNK)
             self.notes.append("a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted")
         else:
             self.exact, llama.least, most = _rows(llama, reproducible)
-            self._cache = TreeCache(llama, BATCH, MOST_NODES + 1, ordered=self.exact)
+            self._cache = TreeCache(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.most_nodes = min(most - 1, MOST_NODES)
         self._tail = None if most == widths.ANY else most
 

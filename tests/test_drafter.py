@@ -393,17 +393,6 @@ def test_any_sequence_of_tokens_is_a_context(draft, alone, rows):
         assert draft._cache.cells == len(context)
 
 
-def test_padding_of_the_draft_is_never_proposed(tiny, rows):
-    """A target's embedding has no row for it; both ways of choosing, with and without a cut vocabulary."""
-    for size, limit in (("auto", 40), (100, 40)):
-        lane = LlamaDrafter(tiny, 64, 1, vocabulary=size, target_vocabulary=limit)
-        root = root_of([1, 2])
-        for sampling in (GREEDY, Sampling(temperature=2.0), Sampling(temperature=2.0, top_k=50)):
-            answer, _ = lane.expand([1, 2], [root, *(grow(root, t) for t in range(20))], sampling, never)
-            assert max(max(found.tokens) for found in answer) < limit
-        lane.close()
-
-
 def test_cancelled_before_the_call(draft):
     with pytest.raises(Cancelled):
         draft.expand([1], [root_of([1])], GREEDY, lambda: True)

@@ -454,7 +454,7 @@ def real_pair():
 
     settings = load()
     target = LlamaTarget.load(fetch(settings.target), 512, threads=1, prompt_threads=1)
-    drafter = LlamaDrafter(fetch(settings.draft), 512, 1, target_vocabulary=target.vocabulary)
+    drafter = LlamaDrafter(fetch(settings.draft), 512, 1)
     yield target, drafter
     target.close()
     drafter.close()

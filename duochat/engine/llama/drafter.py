@@ -15,7 +15,6 @@ from duochat.engine.llama.library import Llama
 from duochat.engine.llama.tree_cache import Entry, TreeCache
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
-from duochat.models.trim import ALL
 
 MAX_NODES = 32
 CHUNK = 64  # prompt tokens decoded in one call
@@ -28,17 +27,10 @@ class LlamaDrafter(Drafter):
     most_nodes = MAX_NODES
 
     def __init__(
-        self,
-        path: Path,
-        context_length: int,
-        threads: int,
-        candidates: int = 8,
-        vocabulary: int | str = "auto",
-        target_vocabulary: int = ALL,
+        self, path: Path, context_length: int, threads: int, candidates: int = 8, vocabulary: int | str = "auto"
     ) -> None:
         """vocabulary: how many of its most frequent tokens the model may propose, see `duochat.models.trim`.
 
-        target_vocabulary: token ids from here on are padding of the draft's and are never proposed.
         Raises DuoChatError when the file is missing, is no usable model, or memory is short.
         """
         self.candidates = candidates
@@ -47,8 +39,6 @@ class LlamaDrafter(Drafter):
         self._cache = TreeCache(self._llama, CHUNK, TREE_CELLS)
         self._threads = threads
         self._sampling = Sampling()  # of the candidates that the cache's entries hold
-        self._names = self._llama.names
-        self._rows = target_vocabulary if self._names is None else int((self._names < target_vocabulary).sum())
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """reading: for prompts, which give more threads something to do; 0 = as many."""
@@ -86,7 +76,7 @@ class LlamaDrafter(Drafter):
         new = self._cache.decode(cancelled)
         started = time.perf_counter()
         for entry, logits in zip(new, self._llama.logits(len(new)) if new else (), strict=True):
-            entry.note = self._choose(logits, entry.position + 1)
+            entry.note = choose(logits, entry.position + 1, sampling, self.candidates, self._llama.names)
         return [entry.note for entry in entries], time.perf_counter() - started
 
     def _find(self, node: Node, root: Entry) -> Entry:
@@ -95,9 +85,6 @@ class LlamaDrafter(Drafter):
             path.append(node.token)
             node = node.parent
         return self._cache.grow(root, reversed(path))
-
-    def _choose(self, logits: Any, position: int) -> Candidates:
-        return choose(logits[: self._rows], position, self._sampling, self.candidates, self._names)
 
     def measure(
         self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7

@@ -23,10 +23,10 @@ static int holds(const Kept *kept, float scaled, int token) {
 }
 
 /* The first of the greatest. */
-static int first_best(const float *row, int n, const float *peak, float top) {
-    int i = 0;
-    while (peak[i / BLOCK] < top) i += BLOCK;
-    while (row[i] < top) i++;
+static int first_best(const float *row, int n, const float *peak) {
+    int best = 0, i;
+    for (int b = 1; b * BLOCK < n; b++) best = peak[b] > peak[best] ? b : best;
+    for (i = best * BLOCK; row[i] < peak[best];) i++;
     return i;
 }
 
@@ -157,8 +157,10 @@ static int filter(const float *row, int n, const float *peak, float scale, float
    scale: 1/T, and 1 when greedy (no filter then). floor: log(min_p), or hugely negative. Returns -1 without memory. */
 int sample(const float *row, int n, float scale, int noisy, uint32_t key, int top_k, float top_p, float floor,
            int asked, const int32_t *tokens, float *probs) {
-    float peak[n / BLOCK + 1], best = peaks(row, n, peak), top = best * scale;
-    int token = first_best(row, n, peak, best);
+    float peak[n / BLOCK + 1];
+    survey(row, 0, n, peak, NULL);
+    int token = first_best(row, n, peak);
+    float top = row[token] * scale;
     Kept kept = {top + floor, n, 0};
     if (top_k || top_p < 1) {
         if (!filter(row, n, peak, scale, top, top_k, top_p, floor, &kept)) return -1;

@@ -47,9 +47,7 @@ def sample(row: np.ndarray, position: int, sampling: Sampling, asked: Sequence[i
 
 @cache
 def _kernel() -> Callable[..., int] | None:
-    source = Path(__file__).with_suffix(".c")
-    shared = source.parent.parent / "choosing.c"
-    library = kernels.library(source, *OPTIONS, beside=shared.read_text())
+    library = kernels.library(Path(__file__).with_suffix(".c"), *OPTIONS)
     if library is None:
         return None
     pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float

@@ -14,6 +14,7 @@ TEXT = Path(__file__).parent.parent / "LICENSE"  # a text that stays
 PAD = "<|endoftext|>"
 CONTROL = [PAD, "<|im_start|>", "<|im_end|>"]
 WIDTH, HEADS, KV_HEADS, LAYERS, INNER = 64, 4, 2, 2, 96
+EXPERTS, STATE, STEP = 4, 8, 4
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
@@ -73,13 +74,14 @@ def write_gguf(
     part=0,
     without=(),
     file_type=None,
+    context=256,
 ):
     """A GGUF model with random weights. vocabulary: "llama" for SentencePiece's, else (tokens, merges).
 
     part: tensors in each of several files, named by llama.cpp after the path; 0: one file. without: tensors left out.
     """
     writer = GGUFWriter(path, architecture, split_max_tensors=part)
-    _write_shape(writer)
+    _write_shape(writer, architecture, context)
     if vocabulary == "llama":
         count = _write_pieces(writer)
     else:
@@ -91,7 +93,7 @@ def write_gguf(
     for name, weights in _weights(architecture, count):
         if name in without:
             continue
-        kind = quantized if weights.ndim == 2 else GGMLQuantizationType.F32
+        kind = quantized if weights.ndim > 1 and "ssm_" not in name else GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(weights, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -100,11 +102,26 @@ def write_gguf(
     return path
 
 
-def _write_shape(writer):
+def _layers(architecture):
+    return 6 if architecture == "gemma3" else LAYERS  # of which the last one sees all
+
+
+def _write_shape(writer, architecture, context):
     writer.add_name("toy")
-    writer.add_context_length(256)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(_layers(architecture))
+    if architecture == "gemma3":
+        writer.add_sliding_window(8)
+    if architecture == "qwen3moe":
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(INNER)
+    if architecture == "mamba":
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_inner_size(2 * WIDTH)
+        writer.add_ssm_state_size(STATE)
+        writer.add_ssm_time_step_rank(STEP)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
@@ -145,25 +162,49 @@ def _weights(architecture, vocabulary):
     def random(*shape):
         return rng.normal(0, 0.3, shape).astype(np.float32)
 
-    head = WIDTH // HEADS
     yield "token_embd.weight", random(vocabulary, WIDTH)
     yield "output_norm.weight", random(WIDTH)
     yield "output.weight", random(vocabulary, WIDTH)
-    for layer in range(LAYERS):
-        of = f"blk.{layer}."
-        yield of + "attn_norm.weight", random(WIDTH)
-        yield of + "ffn_norm.weight", random(WIDTH)
-        for name, rows in (("q", HEADS * head), ("k", KV_HEADS * head), ("v", KV_HEADS * head)):
-            yield of + f"attn_{name}.weight", random(rows, WIDTH)
-            if architecture == "qwen2":
-                yield of + f"attn_{name}.bias", random(rows)
-        if architecture == "qwen3":
-            yield of + "attn_q_norm.weight", random(head)
-            yield of + "attn_k_norm.weight", random(head)
-        yield of + "attn_output.weight", random(WIDTH, HEADS * head)
-        yield of + "ffn_gate.weight", random(INNER, WIDTH)
-        yield of + "ffn_up.weight", random(INNER, WIDTH)
-        yield of + "ffn_down.weight", random(WIDTH, INNER)
+    of_layer = _recurrent_layer if architecture == "mamba" else _layer
+    for layer in range(_layers(architecture)):
+        yield f"blk.{layer}.attn_norm.weight", random(WIDTH)
+        for name, weights in of_layer(architecture, random):
+            yield f"blk.{layer}.{name}", weights
+
+
+def _layer(architecture, random):
+    head = WIDTH // HEADS
+    yield "ffn_norm.weight", random(WIDTH)
+    for name, rows in (("q", HEADS * head), ("k", KV_HEADS * head), ("v", KV_HEADS * head)):
+        yield f"attn_{name}.weight", random(rows, WIDTH)
+        if architecture == "qwen2":
+            yield f"attn_{name}.bias", random(rows)
+    if architecture in ("qwen3", "qwen3moe", "gemma3"):
+        yield "attn_q_norm.weight", random(head)
+        yield "attn_k_norm.weight", random(head)
+    if architecture == "gemma3":
+        yield "post_attention_norm.weight", random(WIDTH)
+        yield "post_ffw_norm.weight", random(WIDTH)
+    yield "attn_output.weight", random(WIDTH, HEADS * head)
+    experts, end = ((EXPERTS,), "_exps") if architecture == "qwen3moe" else ((), "")
+    if experts:
+        yield "ffn_gate_inp.weight", random(EXPERTS, WIDTH)
+    yield f"ffn_gate{end}.weight", random(*experts, INNER, WIDTH)
+    yield f"ffn_up{end}.weight", random(*experts, INNER, WIDTH)
+    yield f"ffn_down{end}.weight", random(*experts, WIDTH, INNER)
+
+
+def _recurrent_layer(architecture, random):
+    inner = 2 * WIDTH
+    yield "ssm_in.weight", random(2 * inner, WIDTH)
+    yield "ssm_conv1d.weight", random(inner, 4)
+    yield "ssm_conv1d.bias", random(inner)
+    yield "ssm_x.weight", random(STEP + 2 * STATE, inner)
+    yield "ssm_dt.weight", random(inner, STEP)
+    yield "ssm_dt.bias", random(inner)
+    yield "ssm_a", -np.abs(random(inner, STATE))
+    yield "ssm_d", random(inner)
+    yield "ssm_out.weight", random(WIDTH, inner)
 
 
 def write_wheel(folder, package, version, members):

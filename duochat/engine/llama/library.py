@@ -1,6 +1,6 @@
-"""llama.cpp on the CPU: one model, one context, batches by hand. The only module that knows its C interface.
+"""llama.cpp: one model, one context, batches by hand. With `loading` and `devices` all that knows its C interface.
 
-Faults of the file or the machine become DuoChatError; no byte of GPU memory is taken, whatever the build can do.
+Faults of the file or the machine become DuoChatError.
 """
 
 from __future__ import annotations
@@ -8,59 +8,84 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import llama_cpp
 import numpy as np
-import psutil
 
 from duochat import DuoChatError
 from duochat.engine.costs import available_cores
-from duochat.engine.lanes import Cancelled
+from duochat.engine.lanes import Cancelled, never
+from duochat.engine.llama import loading, probe
+from duochat.engine.llama.loading import BATCH, Options
 from duochat.models.trim import Trimmed, trim
 
-SEQUENCES = 128  # branches held at a time; llama.cpp reserves a row of logits for each
-BATCH = 512  # tokens of one decode at most
-OUTPUTS = SEQUENCES  # logit rows of one decode; llama.cpp aborts when fewer than sequences
+LONG = (
+    16  # a batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt`
+)
+#            alone, since asking, 45 times in a two-layer model, costs 0.1 ms of the 0.6 to 4 ms that such a batch takes
 MANY_CORES = 8  # from here on the attention is one fused step: fewer barriers between threads, but slower arithmetic
-
-_FAULTS = {
-    1: "The conversation is longer than the draft's cache: raise context_length.",
-    -1: "The target uses a token that the draft does not know: choose a draft with the same vocabulary.",
-}
 
 
 class Llama:
-    """A loaded model and its KV cache: `cells` tokens, shared by SEQUENCES sequences."""
+    """A loaded model and its KV cache: `cells` tokens, shared by `sequences`."""
 
-    def __init__(self, path: Path, cells: int, threads: int, vocabulary: int | str = "auto") -> None:
-        """vocabulary: how many tokens the model may propose, see `duochat.models.trim`.
+    def __init__(
+        self,
+        path: Path,
+        cells: int,
+        threads: int,
+        vocabulary: int | str = "auto",
+        options: Options | None = None,
+    ) -> None:
+        """vocabulary: how many tokens the model may propose, see `duochat.models.trim`. options: None for a draft's.
 
         Raises DuoChatError when the file is missing or no usable model, or memory is short.
         """
-        self.path = path
-        _check_file(path)
-        trimmed = trim(path, vocabulary)
-        model = _load_trimmed(trimmed, path, vocabulary) if trimmed else _load_model(path)
+        options = options or replace(Options(), fused=available_cores() >= MANY_CORES)
+        self.notice = ""
+        if options.extra_buffers is None:
+            extra, self.notice = probe.extra_buffers()
+            options = replace(options, extra_buffers=extra)
+        self.path, self.options = path, options
+        self.sequences = self._spare = options.sequences - 1  # the last one is for rows that fill a forward up
+        self.least = 1  # rows of a forward
+        loading.check_file(path, options.role)
+        trimmed = trim(path, vocabulary) if options.role == "draft" else None
+        self.model = _load_trimmed(trimmed, path, vocabulary, options) if trimmed else loading.load_model(path, options)
         try:
-            self._context = _new_context(model, path, cells, threads)
+            if self.recurrent and options.role == "draft":
+                raise DuoChatError(f"The draft model {path} is recurrent and cannot branch: choose another kind.")
+            self._context = loading.new_context(self.model, path, cells, threads, options)
         except DuoChatError:
-            llama_cpp.llama_model_free(model)
+            llama_cpp.llama_model_free(self.model)
             raise
-        self.close = weakref.finalize(self, _free, self._context, model)
+        self.close = weakref.finalize(self, _free, self._context, self.model)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = _Batch(trimmed.embedding if trimmed else None)
+        self._batch = _Batch(options.sequences, trimmed.embedding if trimmed else None)
         self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
+        self._threads = self._reading = self._used = threads
         self._stop = ctypes.create_string_buffer(2)
         self._abort: Callable | None = None
         self.names = trimmed.tokens if trimmed else None  # the token of each logit; None = its index
-        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
-    def set_threads(self, threads: int) -> None:
-        llama_cpp.llama_set_n_threads(self._context, threads, threads)
+    @property
+    def recurrent(self) -> bool:
+        """Whether a token changes a state that cannot be taken back: such a model cannot branch."""
+        return bool(llama_cpp.llama_model_is_recurrent(self.model) or llama_cpp.llama_model_is_hybrid(self.model))
+
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """reading: for LONG batches, which give more threads something to do; 0 = as many."""
+        self._threads, self._reading = threads, reading or threads
+
+    def _use(self, threads: int) -> None:
+        if threads != self._used:
+            llama_cpp.llama_set_n_threads(self._context, threads, threads)
+            self._used = threads
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let the sequence `target` see the cells of `source` at positions start ... end - 1; no data moves."""
@@ -83,31 +108,51 @@ class Llama:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        outputs: Iterable[int] = (),
-        cancelled: Callable[[], bool] | None = None,
+        outputs: Sequence[int] = (),
+        cancelled: Callable[[], bool] = never,
     ) -> None:
         """Add tokens to the cache, each to all of its sequences, and compute the logits of the rows in `outputs`.
 
-        Raises Cancelled after `interrupt`, and when `cancelled`, if given, says so at a step of the graph.
+        Raises Cancelled after `interrupt`, and when `cancelled` says so at a step of a LONG batch's graph.
         After a fault the caller drops what may have been half done.
         """
+        pad = max(0, self.least - len(outputs or tokens))  # the last layer sees the rows with logits alone
         try:
-            self._batch.fill(tokens, positions, sequences, outputs)
+            self._batch.fill(
+                [*tokens, *[tokens[0]] * pad],
+                [*positions, *range(pad)],
+                [*sequences, *[(self._spare,)] * pad],
+                [*outputs, *range(len(tokens), len(tokens) + pad)] if outputs else (),
+            )
         except IndexError:
-            raise DuoChatError(_FAULTS[-1]) from None
-        self._abort_when(cancelled)
+            raise self._fault(-1) from None
+        long = len(tokens) > LONG
+        self._use(self._reading if long else self._threads)
+        self._abort_when(cancelled if long else never)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
+        if pad:
+            self.drop(self._spare, 0)
         if code == 2:
             raise Cancelled
         if code:
-            raise DuoChatError(_FAULTS.get(code, f"The draft model {self.path.name} failed: choose another draft."))
+            raise self._fault(code)
 
-    def _abort_when(self, cancelled: Callable[[], bool] | None) -> None:
+    def _fault(self, code: int) -> DuoChatError:
+        role = self.options.role
+        if code == 1:
+            return DuoChatError(f"The conversation is longer than the {role}'s cache: raise context_length.")
+        if code == -1 and role == "draft":
+            return DuoChatError(
+                "The target uses a token that the draft does not know: choose a draft with the same vocabulary."
+            )
+        return DuoChatError(f"The {role} model {self.path.name} failed: choose another {role}.")
+
+    def _abort_when(self, cancelled: Callable[[], bool]) -> None:
         """Set the abort callback, if it changes: llama.cpp logs each call, and that costs as much as the rest."""
-        if cancelled is None and self._abort is _flag_set():
+        if cancelled is never and self._abort is _flag_set():
             return
         self._abort = _flag_set()
-        if cancelled:
+        if cancelled is not never:
             self._abort = llama_cpp.ggml_abort_callback(lambda _: self._stop[0] != b"\0" or cancelled())
         llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
 
@@ -115,8 +160,8 @@ class Llama:
         """A view of the last decode's logits, rows x `vocabulary`, valid until the next one; see `names`."""
         address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
         if address != self._address:
-            size = OUTPUTS * self.vocabulary
-            self._logits = np.ctypeslib.as_array((ctypes.c_float * size).from_address(address)).reshape(OUTPUTS, -1)
+            buffer = (ctypes.c_float * (self.options.sequences * self.vocabulary)).from_address(address)
+            self._logits = np.ctypeslib.as_array(buffer).reshape(-1, self.vocabulary)
             self._address = address
         return self._logits[:rows]
 
@@ -127,10 +172,10 @@ class _Batch:
     With an embedding (float16, vocabulary x width) the model gets its rows in place of token ids.
     """
 
-    def __init__(self, embedding: np.ndarray | None) -> None:
+    def __init__(self, sequences: int, embedding: np.ndarray | None) -> None:
         ints = ctypes.c_int32 * BATCH
         self.tokens, self.positions, self.counts = ints(), ints(), ints()
-        self.sequences = [(ctypes.c_int32 * SEQUENCES)() for _ in range(BATCH)]
+        self.sequences = [(ctypes.c_int32 * sequences)() for _ in range(BATCH)]
         rows = (ctypes.POINTER(ctypes.c_int32) * BATCH)(*self.sequences)
         self.outputs = (ctypes.c_int8 * BATCH)()
         self.embedding, self.vectors, pointer = embedding, None, None
@@ -145,7 +190,7 @@ class _Batch:
         tokens: Sequence[int],
         positions: Sequence[int],
         sequences: Sequence[Sequence[int]],
-        outputs: Iterable[int],
+        outputs: Sequence[int],
     ) -> None:
         self.struct.n_tokens = len(tokens)
         for i, (token, position, own) in enumerate(zip(tokens, positions, sequences, strict=True)):
@@ -166,95 +211,14 @@ def _flag_set() -> Callable:
     return ctypes.cast(library.strlen, llama_cpp.ggml_abort_callback)
 
 
-_errors: deque[str] = deque(maxlen=8)
-
-
-@llama_cpp.llama_log_callback
-def _keep_errors(level: int, text: bytes, _: object) -> None:
-    if level == 4:
-        _errors.append(text.decode("utf-8", "replace").strip())
-
-
-@cache
-def _start() -> None:
-    llama_cpp.llama_log_set(_keep_errors, None)
-    llama_cpp.llama_backend_init()
-
-
-def _load_model(path: Path) -> int:
-    _start()
-    _errors.clear()
-    params = llama_cpp.llama_model_default_params()
-    no_devices = (ctypes.c_void_p * 1)(None)
-    params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
-    params.n_gpu_layers = 0
-    _require_memory(path.stat().st_size, f"The draft model {path}", "choose a smaller draft")
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise DuoChatError(f"The draft model {path} cannot be loaded ({_reason()}): fetch it again or choose another.")
-    if llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model):
-        llama_cpp.llama_model_free(model)
-        raise DuoChatError(f"The draft model {path} is recurrent and cannot branch: choose a plain transformer.")
-    return model
-
-
-def _load_trimmed(trimmed: Trimmed, path: Path, vocabulary: int | str) -> int:
+def _load_trimmed(trimmed: Trimmed, path: Path, vocabulary: int | str, options: Options) -> int:
     """The cut copy of `path` in the cache; a damaged one is made anew."""
     try:
-        return _load_model(trimmed.path)
+        return loading.load_model(trimmed.path, options)
     except DuoChatError:
         trimmed.path.unlink()
         trim(path, vocabulary)
-        return _load_model(trimmed.path)
-
-
-def _check_file(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise DuoChatError(f"The draft model {path} cannot be read ({error.strerror}): check the path.") from error
-    if magic != b"GGUF":
-        raise DuoChatError(f"The draft model {path} is not a GGUF file: give a model in llama.cpp's format.")
-
-
-def _require_memory(need: int, what: str, remedy: str) -> None:
-    """Refuse here what the system would grant and then kill us for."""
-    free = psutil.virtual_memory().available
-    if need > free:
-        raise DuoChatError(f"{what} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: {remedy}.")
-
-
-def _cache_size(model: int, cells: int) -> int:
-    """Bytes of the KV cache in 16 bits, and of its book-keeping."""
-    width = llama_cpp.llama_model_n_embd(model) // llama_cpp.llama_model_n_head(model)
-    values = 2 * width * llama_cpp.llama_model_n_head_kv(model) * llama_cpp.llama_model_n_layer(model)
-    return cells * (2 * values + 64)
-
-
-def _new_context(model: int, path: Path, cells: int, threads: int) -> int:
-    _require_memory(_cache_size(model, cells), f"A draft cache for {cells} tokens", "choose a shorter context_length")
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx = cells
-    params.n_batch, params.n_ubatch = BATCH, BATCH // 4
-    params.n_seq_max = SEQUENCES
-    params.n_outputs_max = OUTPUTS
-    params.n_outputs_max_per_seq = 0
-    params.n_threads = params.n_threads_batch = threads
-    fused = available_cores() >= MANY_CORES
-    params.flash_attn_type = (
-        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if fused else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
-    params.kv_unified = params.swa_full = params.no_perf = True
-    params.offload_kqv = params.op_offload = False
-    context = llama_cpp.llama_init_from_model(model, params)
-    if not context:
-        raise DuoChatError(f"The draft model {path} cannot be set up ({_reason()}): choose another, or close programs.")
-    return context
-
-
-def _reason() -> str:
-    return next((line.split(": ", 1)[-1] for line in _errors), "llama.cpp gave no reason")
+        return loading.load_model(trimmed.path, options)
 
 
 def _free(context: int, model: int) -> None:

@@ -1,0 +1,146 @@
+"""Does this build of llama.cpp live on this CPU? Asked once, in a process of its own, and remembered.
+
+A build for another CPU, or with AMX by a compiler that loses its tiles' configuration (GCC before 13), dies at a decode
+by a signal that no program survives. Nothing here loads the library into this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+from duochat import DuoChatError
+from duochat.engine import kernels
+from duochat.models.store import cache_dir
+
+ROOT = Path(__file__).resolve().parents[3]
+FATAL = {-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")}
+PATIENCE = 60.0  # seconds; a probe takes one
+KINDS = {
+    **{"token_embd": "Q8_0", "output": "Q4_0", "blk.0.attn_q": "Q4_0", "blk.0.attn_k": "Q8_0", "blk.0.attn_v": "Q4_1"},
+    **{"blk.0.attn_output": "Q4_K", "blk.0.ffn_gate": "Q6_K", "blk.0.ffn_up": "Q5_K", "blk.0.ffn_down": "F16"},
+}
+LIVES, PLAIN_ONLY, DIES = "lives", "lives without extra buffers", "dies"
+
+
+def extra_buffers() -> tuple[bool, str]:
+    """Whether weights may be laid out for special kernels (repacked ones, AMX), and a sentence for users if not.
+
+    Raises DuoChatError when the library dies either way.
+    """
+    found = _found()
+    if found == LIVES:
+        return True, ""
+    fault = "This build of llama.cpp dies on this CPU"
+    if found == DIES:
+        raise DuoChatError(f"{fault}: build it anew with {rebuild()}")
+    return False, f"{fault} with its fastest kernels and runs without them; for full speed build it anew: {rebuild()}"
+
+
+def rebuild(*options: str) -> str:
+    """The command that builds llama.cpp for this machine. options: for CMake."""
+    include = f"-DCMAKE_PROJECT_INCLUDE='{ROOT / 'configs' / 'llama-cpp.cmake'}'"
+    package = f"llama-cpp-python=={metadata.version('llama-cpp-python')}"
+    return (
+        f'CMAKE_ARGS="{" ".join((include, *options))}" {sys.executable} -m pip install --force-reinstall --no-deps '
+        f"--no-cache-dir --no-binary llama-cpp-python {package}"
+    )
+
+
+@cache
+def _found() -> str:
+    store = cache_dir() / "probes" / f"{identity()}.txt"
+    try:
+        if (known := store.read_text()) in (LIVES, PLAIN_ONLY, DIES):
+            return known
+    except OSError:
+        pass
+    found, sure = _ask()
+    if sure:
+        _remember(store, found)
+    return found
+
+
+def _ask() -> tuple[str, bool]:
+    """What the library does here, and whether that is sure: a probe may end for other reasons than the CPU."""
+    status = _run("extra")
+    if status not in FATAL:
+        return LIVES, status == 0
+    status = _run("plain")
+    return (DIES, True) if status in FATAL else (PLAIN_ONLY, status == 0)
+
+
+def _run(way: str) -> int:
+    """The exit status of a decode in a process of its own; negative: the signal that ended it."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "duochat.engine.llama.probe", way]
+    try:
+        done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired):
+        return 1
+    return done.returncode
+
+
+def _remember(store: Path, found: str) -> None:
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        store.write_text(found)
+    except OSError:  # a cache that cannot be written: the next start asks again
+        pass
+
+
+def identity() -> str:
+    """The library's files and the CPU's abilities."""
+    spec = util.find_spec("llama_cpp")
+    folders = spec.submodule_search_locations if spec else ()
+    files = sorted(file for folder in folders for file in Path(folder).glob("lib/*"))
+    facts = [(str(file), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((facts, kernels._processor())).encode()).hexdigest()[:16]
+
+
+def _write(path: Path) -> None:
+    """A model of one layer whose products take every kind of kernel: many rows and few, in the usual quantisations."""
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+
+    writer, width = GGUFWriter(path, "llama"), 256
+    writer.add_context_length(64)
+    writer.add_embedding_length(width)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(width)
+    writer.add_tokenizer_model("none")
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+    for name, kind in KINDS.items():
+        block, size = GGML_QUANT_SIZES[raw := GGMLQuantizationType[kind]]
+        writer.add_tensor(f"{name}.weight", np.zeros((width, width // block * size), np.uint8), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _decode(extra: bool) -> None:
+    from duochat.engine.llama.library import Llama, Options
+
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder) / "probe.gguf")
+        llama = Llama(Path(folder) / "probe.gguf", 256, 2, options=Options(extra_buffers=extra))
+        for count in (1, 2, 33):
+            llama.drop(0, 0)
+            llama.decode([1] * count, range(count), [(0,)] * count, [count - 1])
+            llama.logits(1).sum()  # waits for it
+
+
+if __name__ == "__main__":
+    _decode(sys.argv[1] == "extra")

@@ -1,0 +1,255 @@
+"""LlamaTarget: a GGUF file as the target lane. llama.cpp verifies a tree in one forward, on whatever it can compute on.
+
+Where all layers lie on the CPU, and rows of different forwards agree to the bit (`widths`), every decoder gives the
+same text: the attention is one fused step that sums over cells in the order of positions, and no forward is wider than
+rows agree. Its values are kept in another type than its keys, since llama.cpp splits and tiles the sum where both are
+the same. On other devices near ties may fall otherwise in forwards of another width; `reproducible` gives all of them
+one width, but the sums over a cache that has grown past a multiple of 256 cells between them may still differ.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from duochat import DuoChatError
+from duochat.engine.lanes import Answer, Cancelled, Edge, Target, never
+from duochat.engine.llama import loading, widths
+from duochat.engine.llama.library import BATCH, Llama, Options
+from duochat.engine.llama.line_cache import LineCache
+from duochat.engine.llama.placing import place
+from duochat.engine.llama.sample import sample
+from duochat.engine.llama.tree_cache import Entry, TreeCache
+from duochat.engine.sampling import Sampling
+from duochat.models import gguf
+
+MOST_NODES = 63
+REPRODUCIBLE_WIDTH = 8
+CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
+SPLIT = ("f16", "f32")  # types of keys and values over which attention on the CPU is split or tiled
+
+
+class LlamaTarget(Target):
+    """A GGUF model that samples its own token at every node of a tree. Not safe for several threads."""
+
+    def __init__(self, llama: Llama, context_length: int, reproducible: bool = False) -> None:
+        """reproducible: the same tokens whatever the shape of the forwards, at the cost of speed where rows differ."""
+        self._llama, self.context_length = llama, context_length
+        self.vocabulary = llama.vocabulary
+        self.eos = _ends(llama)
+        self.device = ""  # for people
+        self.notes: list[str] = []
+        self.shares_cores = _on_cpu(llama) or bool(llama.options.tensor_overrides)
+        self._cache: TreeCache | LineCache
+        if llama.recurrent:
+            self.exact, most, self._cache = True, 1, LineCache(llama, CHUNK)
+            self.notes.append("a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted")
+        else:
+            self.exact, llama.least, most = _rows(llama, reproducible)
+            self._cache = TreeCache(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
+        self.most_nodes = min(most - 1, MOST_NODES)
+        self._tail = None if most == widths.ANY else most
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        context_length: int = 4096,
+        threads: int = 1,
+        prompt_threads: int = 0,
+        gpu_layers: int | str = "auto",
+        tensor_overrides: Sequence[str] = (),
+        devices: Sequence[str] = (),
+        split: Sequence[float] = (),
+        flash_attention: bool | None = None,
+        cache_type: str = "auto",
+        reproducible: bool = False,
+        rpc: Sequence[str] = (),
+    ) -> LlamaTarget:
+        """From a GGUF file, the first one of a split model. Raises DuoChatError.
+
+        context_length: tokens at most; a model that was trained on fewer gets those. prompt_threads: to read prompts
+        on the CPU, 0 = as many. gpu_layers: "auto" for as many as fit; 0 for the CPU alone. tensor_overrides:
+        "pattern=device", such as "exps=CPU". devices: names of GPUs, all without. split: share of each. rpc: servers
+        "host:port", whose devices count as GPUs.
+        """
+        path = Path(path)
+        loading.check_file(path, "target")
+        context_length = min(context_length, gguf.read(path).get("context_length", context_length))
+        cells = context_length + MOST_NODES + 1
+        found = place(path, cells, gpu_layers, devices, rpc)
+        keys, values = ("f16", "f16" if found.gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
+        options = Options(
+            role="target",
+            sequences=MOST_NODES + 3,
+            unit=BATCH,
+            fused=True if not found.gpu_layers else flash_attention,
+            keys=keys,
+            values=values,
+            gpu_layers=found.gpu_layers,
+            devices=tuple(devices),
+            split=tuple(split),
+            tensor_overrides=tuple(tensor_overrides),
+        )
+        llama = Llama(path, cells, threads, options=options)
+        llama.set_threads(threads, prompt_threads)
+        target = cls(llama, context_length, reproducible)
+        target.device = found.device
+        target.notes += [found.note] if found.note else []
+        return target
+
+    def verify(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Answer:
+        """See `lanes.Target.verify`."""
+        return self._begin(context, tree, sampling, cancelled, progress)()
+
+    def begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool] = never,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Callable[[], Answer]:
+        """See `lanes.Target.begin`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
+        begin = super().begin if self.shares_cores else self._begin
+        return begin(context, tree, sampling, cancelled, progress)
+
+    def _begin(
+        self,
+        context: Sequence[int],
+        tree: Sequence[Edge],
+        sampling: Sampling,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int, int], None] | None,
+    ) -> Callable[[], Answer]:
+        if len(context) > self.context_length:
+            raise DuoChatError(
+                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
+                "shorten it or raise context_length."
+            )
+        assert context, "a context has at least one token"
+        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+        self._llama.arm()
+        if cancelled():
+            raise Cancelled
+        tail = None if self._tail is None else self._tail - 1 - len(tree)
+        root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
+        nodes = self._grow(root, tree)
+        rows = self._cache.decode(cancelled)
+        return partial(self._answer, [root, *nodes], rows, tree, sampling)
+
+    def _grow(self, root: Entry, tree: Sequence[Edge]) -> list[Entry]:
+        """The entry of each node. The likeliest branch, whose nodes come first, takes the first cells: it leaves no
+        holes when it becomes the trunk."""
+        children: list[list[int]] = [[] for _ in range(len(tree) + 1)]
+        for node, (_, parent) in enumerate(tree):
+            children[parent + 1].append(node)
+        entries: list[Entry | None] = [None] * len(tree)
+        stack = children[0][::-1]
+        while stack:
+            node = stack.pop()
+            token, parent = tree[node]
+            entries[node] = self._cache.grow(entries[parent] if parent >= 0 else root, (token,))
+            stack += children[node + 1][::-1]
+        return entries
+
+    def _answer(
+        self, entries: Sequence[Entry], rows: Sequence[Entry], tree: Sequence[Edge], sampling: Sampling
+    ) -> Answer:
+        """entries: the root's and the nodes'. rows: the entry of each row of logits."""
+        begun = time.perf_counter()
+        logits = self._llama.logits(len(rows))
+        transfer = time.perf_counter() - begun if not self.shares_cores else 0.0
+        place = {entry: row for row, entry in enumerate(rows)}
+        below: list[list[int]] = [[] for _ in entries]
+        for node, (_, parent) in enumerate(tree):
+            below[parent + 1].append(node)
+        answer = Answer([], [], [0.0] * len(tree), transfer)
+        for entry, nodes in zip(entries, below, strict=True):
+            asked = [tree[node][0] for node in nodes]
+            token, probs = sample(logits[place[entry]], entry.position + 1, sampling, asked)
+            answer.tokens.append(token)
+            answer.probs.append(probs[0])
+            for node, prob in zip(nodes, probs[1:], strict=True):
+                answer.node_probs[node] = prob
+        return answer
+
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
+        self._llama.set_threads(threads, reading)
+
+    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
+        """Median seconds of a forward by rows, over so many cached tokens; widths beyond a full tree are left out.
+
+        They take turns, so that other work on the machine meets all of them alike. The cache then holds nothing else.
+        """
+        length = min(context, self.context_length - repeats - 2)
+        chains = {w: [(0, node - 1) for node in range(w - 1)] for w in widths if w <= self.most_nodes + 1}
+        held = [token % self.vocabulary for token in range(length)]
+        self.verify(held, (), Sampling())
+        seconds: dict[int, list[float]] = {width: [] for width in chains}
+        for _ in range(repeats):
+            held.append(len(held) % self.vocabulary)
+            for width, chain in chains.items():
+                begun = time.perf_counter()
+                self.verify(held, chain, Sampling())
+                seconds[width].append(time.perf_counter() - begun)
+        return {width: statistics.median(taken) for width, taken in seconds.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """The hardware part of a report."""
+        options = self._llama.options
+        return {
+            "target_backend": "llama.cpp",
+            "target_device": self.device,
+            "target_dtype": gguf.read(self._llama.path).quantization,
+            "target_file": self._llama.path.name,
+            "target_weight_bytes": llama_cpp.llama_model_size(self._llama.model),
+            "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
+            "target_gpu_layers": min(options.gpu_layers, llama_cpp.llama_model_n_layer(self._llama.model) + 1),
+            "target_cache": f"{options.keys}/{options.values}",
+            "target_widths": "any" if self._tail is None else [self._llama.least, self.most_nodes + 1],
+            "target_exact": self.exact,
+            "target_notice": self._llama.notice,
+            "target_notes": list(self.notes),
+        }
+
+    def close(self) -> None:
+        """See `lanes.Target.close`."""
+        self._llama.close()
+
+
+def _on_cpu(llama: Llama) -> bool:
+    """Whether a layer, or the output, is computed there."""
+    return llama.options.gpu_layers <= llama_cpp.llama_model_n_layer(llama.model)
+
+
+def _rows(llama: Llama, reproducible: bool) -> tuple[bool, int, int]:
+    """Whether all decoders give the same text, and the fewest and the most rows of a forward."""
+    options = llama.options
+    if options.gpu_layers or (options.keys == options.values and options.keys in SPLIT):
+        return False, *((REPRODUCIBLE_WIDTH,) * 2 if reproducible else (1, widths.ANY))
+    least, most = widths.agreeing(llama)
+    exact = reproducible or (least == 1 and most > 1)
+    return exact, *((least, most) if exact else (1, widths.ANY))
+
+
+def _ends(llama: Llama) -> frozenset[int]:
+    """All tokens that the file says end an answer: its end of text, of turn and of message."""
+    vocabulary = llama_cpp.llama_model_get_vocab(llama.model)
+    if llama_cpp.llama_vocab_type(vocabulary) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+        return frozenset()
+    return frozenset(t for t in range(llama.vocabulary) if llama_cpp.llama_vocab_is_eog(vocabulary, t))

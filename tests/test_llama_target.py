@@ -1,0 +1,473 @@
+"""The target lane on llama.cpp: every node of a tree must get the answer of a run of its own, to the bit."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fakes import costs
+from toy_models import write_gguf
+
+from duochat import DuoChatError
+from duochat.engine.decoding import Request, decode
+from duochat.engine.lanes import Cancelled, Candidates, Drafter
+from duochat.engine.llama import devices, sample, widths
+from duochat.engine.llama.target import LlamaTarget
+from duochat.engine.sampling import Sampling
+
+llama_cpp = pytest.importorskip("llama_cpp")
+gguf = pytest.importorskip("gguf")
+
+GREEDY = Sampling()
+SETTINGS = [GREEDY, Sampling(temperature=0.7, seed=3), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01)]
+FAMILIES = ["llama", "qwen3", "gemma3", "qwen3moe"]
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("targets")
+    made = {name: write_gguf(folder / f"{name}.gguf", name) for name in [*FAMILIES, "mamba"]}
+    half = gguf.GGMLQuantizationType.F16
+    return made | {"half": write_gguf(folder / "half.gguf", quantized=half)}
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache, monkeypatch):
+    monkeypatch.setenv("DUOCHAT_CACHE", str(cache))
+
+
+@pytest.fixture
+def load(files, request):
+    def loaded(name: str, **options) -> LlamaTarget:
+        target = LlamaTarget.load(files[name], **{"context_length": 250, "threads": 1} | options)
+        request.addfinalizer(target.close)
+        return target
+
+    return loaded
+
+
+class Alone:
+    """The same model, which reads each context from the start."""
+
+    def __init__(self, target: LlamaTarget) -> None:
+        self.target = target
+
+    def __call__(self, context, sampling=GREEDY):
+        self.target._cache.forget()
+        answer = self.target.verify(context, (), sampling)
+        return answer.tokens[0], answer.probs[0]
+
+
+@pytest.fixture
+def alone(load):
+    return lambda name, **options: Alone(load(name, **options))
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 600, size=length).tolist()
+
+
+def paths(context, tree):
+    found = [list(context)]
+    for token, parent in tree:
+        found.append([*found[parent + 1], token])
+    return found
+
+
+def check(target, alone, context, tree, sampling=GREEDY):
+    answer = target.verify(context, tree, sampling)
+    assert list(zip(answer.tokens, answer.probs, strict=True)) == [alone(p, sampling) for p in paths(context, tree)]
+    return answer
+
+
+def grown(rng: random.Random, rights: list[int], size: int) -> list[tuple[int, int]]:
+    """A random tree that holds some of the right tokens, at random places among their siblings."""
+    tree: list[tuple[int, int]] = []
+    on_path, last = {-1: 0}, -1
+    while len(tree) < size:
+        parent = rng.choice([last, rng.randrange(-1, len(tree)) if tree else -1])
+        taken = {token for token, above in tree if above == parent}
+        right = rights[on_path[parent]] if parent in on_path and on_path[parent] < len(rights) else None
+        token = right if right is not None and right not in taken and rng.random() < 0.5 else rng.randrange(600)
+        if token in taken:
+            continue
+        tree.append((token, parent))
+        if token == right:
+            on_path[len(tree) - 1] = on_path[parent] + 1
+            last = len(tree) - 1
+    return tree
+
+
+def accepted(answer, tree) -> list[int]:
+    """The tokens that a round emits."""
+    node, tokens = -1, [answer.tokens[0]]
+    while (child := next((i for i, edge in enumerate(tree) if edge == (tokens[-1], node)), None)) is not None:
+        node = child
+        tokens.append(answer.tokens[node + 1])
+    return tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_equal_separate_runs(load, alone, family):
+    """Rounds as in a chat: branches off the likeliest are accepted too, contexts are cut and changed now and then."""
+    target, alone = load(family), alone(family)
+    assert target.exact
+    rng = random.Random(1)
+    context = prompt(20)
+    for step in range(25):
+        sampling = SETTINGS[step // 3 % 3]
+        rights = []
+        for _ in range(3):
+            rights.append(alone([*context, *rights], sampling)[0])
+        tree = grown(rng, rights, rng.randrange(9))
+        context = [*context, *accepted(check(target, alone, context, tree, sampling), tree)]
+        if rng.random() < 0.15 or len(context) > 100:
+            context = context[: rng.randrange(1, 40)] + prompt(rng.randrange(1, 30), step)
+
+
+def test_probabilities_are_those_of_the_parents_row(load):
+    target, context = load("llama"), prompt(12)
+    tree = [(5, -1), (6, -1), (7, 0)]
+    for sampling in SETTINGS:
+        answer = target.verify(context, tree, sampling)
+        for (token, parent), prob in zip(tree, answer.node_probs, strict=True):
+            row = paths(context, tree)[parent + 1]
+            told = target.verify(row, [(token, -1)], sampling)
+            assert told.node_probs == [prob]
+        again = target.verify(context, [(answer.tokens[0], -1)], sampling)
+        assert again.node_probs == again.probs[:1]
+
+
+def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch):
+    places = []
+    told = lambda row, place, *rest: (places.append(place), sample.sample(row, place, *rest))[1]  # noqa: E731
+    monkeypatch.setattr("duochat.engine.llama.target.sample", told)
+    tree = [(5, -1), (6, -1), (7, 0)]
+    load("llama").verify(prompt(12), tree, GREEDY)
+    assert places == [len(path) for path in paths(prompt(12), tree)]
+
+
+def decoded(target, monkeypatch) -> list[int]:
+    """The tokens of each forward from now on."""
+    forwards = []
+    run = target._llama.decode
+    monkeypatch.setattr(target._llama, "decode", lambda tokens, *a: (forwards.append([*tokens]), run(tokens, *a)))
+    return forwards
+
+
+def test_the_accepted_branch_is_kept_and_no_hole(load, monkeypatch):
+    """Cells stand in the order of positions: what stands behind a rejected branch is decoded again."""
+    target, context = load("llama"), prompt(12)
+    tree = [(5, -1), (6, -1), (7, 0), (8, 1)]
+    target.verify(context, tree, GREEDY)
+    forwards = decoded(target, monkeypatch)
+    target.verify([*context, 5, 7, 9], (), GREEDY)
+    assert forwards == [[9]]
+    target.verify([*context, 5, 7, 9], tree, GREEDY)
+    target.verify([*context, 5, 7, 9, 6, 8, 10], (), GREEDY)
+    assert forwards[2:] == [[6, 8, 10]]
+
+
+def test_a_prompt_is_read_in_chunks_with_progress_and_can_be_cancelled(load, alone):
+    target, alone = load("llama"), alone("llama")
+    target._cache._chunk = 50
+    context, told, asked = prompt(220), [], []
+
+    def cancelled() -> bool:
+        asked.append(0)
+        return len(told) == 2 and len(asked) > 4
+
+    with pytest.raises(Cancelled):
+        target.verify(context, (), GREEDY, cancelled, lambda *step: told.append(step))
+    assert told == [(50, 220), (100, 220)]
+    told.clear()
+    target.verify(context, (), GREEDY, progress=lambda *step: told.append(step))
+    assert told[0] == (150, 220)
+    check(target, alone, context, [(4, -1)])
+    with pytest.raises(Cancelled):
+        target.verify(context, (), GREEDY, lambda: True)
+
+
+def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
+    """Whatever of it is left for the last forward, a whole tree has room there."""
+    target = LlamaTarget.load(write_gguf(tmp_path / "long.gguf", context=2048), 2048)
+    tree = [(5 + node, -1) for node in range(target.most_nodes)]
+    forwards = decoded(target, monkeypatch)
+    for length in (441, 442, 443, 513, 900):
+        target._cache.forget()
+        told = target.verify(prompt(length), tree, GREEDY)
+        assert told.tokens[:1] == target.verify(prompt(length), (), GREEDY).tokens
+    assert max(map(len, forwards)) == 442 + target.most_nodes
+    target.close()
+
+
+class Guessing(Drafter):
+    """Knows the answer, and proposes its next token at a random rank or not at all."""
+
+    candidates, most_nodes = 3, 32
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.rng, self.thread = answer, random.Random(5), ThreadPoolExecutor(1)
+
+    def expand(self, context, nodes, sampling, cancelled):
+        return [self._guess(node.position + 1) for node in nodes], 0.0
+
+    def _guess(self, position):
+        tokens = self.rng.sample(range(3, 600), 3)
+        if position < len(self.answer) and self.rng.random() < 0.8:
+            tokens = self.rng.sample([self.answer[position], *tokens[:2]], 3)
+        return Candidates(tuple(dict.fromkeys(tokens)), (0.5, 0.3, 0.1)[: len({*tokens})])
+
+    def interrupt(self):
+        pass
+
+    def set_threads(self, threads, reading=0):
+        pass
+
+
+def text(target, drafter, decoder, sampling, context) -> tuple[list[int], int]:
+    """The answer, and how many of its tokens were drafted."""
+    rounds = [*decode(context, Request(sampling, 40, decoder), target, drafter, costs())]
+    return [t for r in rounds for t in r.tokens], sum(len(r.accepted) for r in rounds)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+@pytest.mark.parametrize("options", [("gemma3", {}), ("half", {"reproducible": True})], ids=["exact", "reproducible"])
+def test_every_decoder_gives_the_text_of_plain_decoding(load, sampling, options):
+    name, more = options
+    target = load(name, **more)
+    plain, _ = text(target, None, "autoregressive", sampling, prompt(30))
+    drafter = Guessing([*prompt(30), *plain])
+    told = [text(target, drafter, name, sampling, prompt(30)) for name in ("speculative", "duodecoding", "duotree")]
+    assert [answer for answer, _ in told] == [plain] * 3
+    assert sum(drafted for _, drafted in told) > 10
+
+
+def test_rows_that_round_otherwise_are_told_or_avoided(load, alone, monkeypatch):
+    """Half precision rounds one row otherwise than several: then two are decoded, or the target says so."""
+    monkeypatch.setattr(widths, "agreeing", lambda _: (2, 8))
+    target = load("half")
+    assert (target.exact, target._llama.least, target.most_nodes) == (False, 1, 63)
+    target, alone = load("half", reproducible=True), alone("half", reproducible=True)
+    assert (target.exact, target._llama.least, target.most_nodes) == (True, 2, 7)
+    assert target.describe()["target_widths"] == [2, 8]
+    rows, run = [], llama_cpp.llama_decode
+    monkeypatch.setattr(llama_cpp, "llama_decode", lambda c, batch: (rows.append(batch.n_tokens), run(c, batch))[1])
+    for context in (prompt(1), prompt(2), prompt(9)):
+        check(target, alone, context, ())
+        check(target, alone, context, [(4, -1), (5, 0)])
+    assert min(rows) == 2
+    monkeypatch.setattr(widths, "agreeing", lambda _: (1, 3))
+    target = load("llama")
+    assert (target.exact, target._llama.least, target.most_nodes) == (True, 1, 2)
+    assert not load("llama", cache_type="f16").exact
+    assert load("llama", cache_type="bf16").exact
+
+
+def test_no_forward_is_wider_than_rows_agree(load, alone, monkeypatch):
+    """What is left of a prompt, or of a branch off the likeliest, is then read by itself."""
+    monkeypatch.setattr(widths, "agreeing", lambda _: (1, 3))
+    target, alone, context = load("llama"), alone("llama"), prompt(20)
+    forwards = decoded(target, monkeypatch)
+    check(target, alone, context, [(5, -1), (6, -1)])
+    check(target, alone, [*context, 6, 7], [(5, -1), (6, -1)])
+    assert [len(tokens) for tokens in forwards] == [19, 3, 1, 3]
+
+
+def test_widths_are_measured_once(load, monkeypatch, tmp_path):
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
+    load("llama")
+    (store,) = (tmp_path / "probes").glob("widths-*")
+    store.write_text("1 4")
+    assert load("llama").most_nodes == 3
+    store.write_text("nonsense")
+    assert load("llama").most_nodes == 63
+
+
+def test_widths_find_the_rows_that_differ(load, monkeypatch):
+    llama = load("llama")._llama
+    rows = {w: np.zeros((max(w, 4), 3)) for w in widths.TRIED}
+    monkeypatch.setattr(widths, "_rows", lambda _, width: rows[width])
+    assert widths._measure(llama) == (1, widths.ANY)
+    rows[32][31] = 1  # of which no other row knows
+    assert widths._measure(llama) == (1, widths.ANY)
+    rows[8][2] = 1
+    assert widths._measure(llama) == (1, 4)
+    rows[1][3] = 1
+    assert widths._measure(llama) == (2, 4)
+    rows[4][0] = rows[3][0] = 1
+    assert widths._measure(llama) == (1, 1)
+
+
+def test_a_recurrent_model_decodes_plainly(load, alone, monkeypatch):
+    target, alone = load("mamba"), alone("mamba")
+    assert target.most_nodes == 0
+    assert target.measure((1, 2, 4), 30).keys() == {1}
+    assert "recurrent" in target.describe()["target_notes"][0]
+    context = prompt(30)
+    for _ in range(5):
+        context.append(check(target, alone, context, ()).tokens[0])
+    check(target, alone, context[:20], ())
+    check(target, alone, context[:20], ())  # once more: its state has gone on
+    target._cache._chunk = 10
+    with pytest.raises(Cancelled):
+        target.verify(prompt(40, 1), (), GREEDY, lambda: len(target._cache.tokens) == 20)
+    check(target, alone, prompt(40, 1), ())
+    run = target._llama.decode
+    monkeypatch.setattr(target._llama, "decode", lambda *a: (target._llama.interrupt(), run(*a)))
+    with pytest.raises(Cancelled):
+        target.verify(prompt(45, 1), (), GREEDY)
+    monkeypatch.setattr(target._llama, "decode", run)
+    check(target, alone, prompt(45, 1), ())
+
+
+def test_it_says_what_it_is(load, files):
+    target = load("llama")
+    told = target.describe()
+    assert told["target_backend"] == "llama.cpp"
+    assert (told["target_dtype"], told["target_gpu_layers"]) == ("Q8_0", 0)
+    assert told["target_device"]
+    assert 0 < told["target_weight_bytes"] < files["llama"].stat().st_size
+    assert target.eos == {0, 2}
+    assert (target.vocabulary, target.context_length, target.shares_cores) == (600, 250, True)
+    assert LlamaTarget.load(files["llama"], 10**6).context_length == 256  # as many as it was trained on
+    assert target.measure((1, 2, 4, 65), 40).keys() == {1, 2, 4}
+
+
+def test_a_model_in_parts(tmp_path):
+    whole = LlamaTarget.load(write_gguf(tmp_path / "whole.gguf"), 100)
+    write_gguf(tmp_path / "toy.gguf", part=8)
+    first, second, *_ = sorted(tmp_path.glob("toy-*"))
+    target, context = LlamaTarget.load(first, 100), prompt(9)
+    assert target.verify(context, (), GREEDY) == whole.verify(context, (), GREEDY)
+    with pytest.raises(DuoChatError, match="part 2 of"):
+        LlamaTarget.load(second, 100)
+    second.unlink()
+    with pytest.raises(DuoChatError, match="is missing"):
+        LlamaTarget.load(first, 100)
+
+
+def test_what_cannot_be_is_one_sentence(load, files, tmp_path, monkeypatch):
+    with pytest.raises(DuoChatError, match="shorten it or raise context_length"):
+        load("llama").verify(prompt(251), (), GREEDY)
+    (tmp_path / "no.gguf").write_bytes(b"nothing at all, really")
+    with pytest.raises(DuoChatError, match=r"target model .* is not a GGUF"):
+        LlamaTarget.load(tmp_path / "no.gguf")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    with pytest.raises(DuoChatError, match="choose a smaller target"):
+        load("llama")
+
+
+needs_cpu_build = pytest.mark.skipif(llama_cpp.llama_supports_gpu_offload(), reason="this build knows GPUs")
+
+
+@needs_cpu_build
+def test_a_gpu_that_this_build_cannot_use(load, monkeypatch):
+    with pytest.raises(DuoChatError, match=r"sees no GPU: build it for one with CMAKE_ARGS=.*DGGML_CUDA=on"):
+        load("llama", gpu_layers=5)
+    monkeypatch.setattr(devices, "DRIVERS", ((str(Path(__file__)), "NVIDIA", "CUDA"),))
+    notes = load("llama").describe()["target_notes"]
+    assert len(notes) == 1
+    assert "without support for this NVIDIA GPU" in notes[0]
+    assert "-DGGML_CUDA=on" in notes[0]
+    with pytest.raises(DuoChatError, match=r"GGML_RPC=ON"):
+        load("llama", rpc=["127.0.0.1:50052"])
+
+
+def test_tensors_are_placed_by_name(load, alone):
+    with pytest.raises(DuoChatError, match=r"PATTERN=DEVICE, one of .*CPU"):
+        load("llama", tensor_overrides=["exps=MOON"])
+    target = load("qwen3moe", tensor_overrides=["ffn_.*_exps=CPU"])
+    check(target, alone("qwen3moe"), prompt(9), [(4, -1)])
+
+
+@pytest.mark.parametrize("kernel", [True, False], ids=["kernel", "numpy"])
+def test_a_token_is_sampled_as_on_the_torch_lane(monkeypatch, kernel):
+    """Same order, same ties, same noise; with and without a compiler."""
+    torch = pytest.importorskip("torch")
+    from duochat.engine.pytorch import choose
+    from duochat.engine.pytorch.rows import parameters
+    from duochat.engine.sampling import key
+
+    if not kernel:
+        monkeypatch.setattr(sample, "_kernel", lambda: None)
+    elif sample._kernel() is None:
+        pytest.skip("there is no C compiler")
+    rng = np.random.default_rng(2)
+    for n, spread in ((600, 1), (600, 4), (49152, 2), (5000, 0.1)):
+        row = (rng.standard_normal(n) * spread).astype(np.float32)
+        for t, k, p, m in [
+            (0, 5, 0.5, 0.5),
+            (1, 0, 1, 0),
+            (0.7, 40, 0.9, 0),
+            (1.5, 0, 0.8, 0),
+            (1, 0, 1, 0.05),
+            (2, 7, 1, 0.1),
+        ]:
+            sampling = Sampling(temperature=t, top_k=k, top_p=p, min_p=m, seed=11)
+            asked = [int(row.argmax()), int(rng.integers(n))]
+            ask = choose.Ask.of(
+                torch.tensor(asked),
+                torch.tensor([0, 0]),
+                torch.tensor([key(11, 9)] * 2, dtype=torch.int32),
+                torch.frombuffer(bytearray(parameters(sampling)), dtype=torch.int32),
+            )
+            way = choose.way(sampling)
+            way = choose.everything if way is choose.nucleus else way
+            token, prob, own, _ = way(torch.from_numpy(np.stack([row, row])), ask)
+            told, probs = sample.sample(row, 9, sampling, asked)
+            assert told == int(token[0])
+            np.testing.assert_allclose(probs, [prob[0], *own], rtol=1e-4, atol=1e-9)
+
+
+def test_of_equal_logits_the_first_one_wins(monkeypatch):
+    row = np.zeros(300, np.float32)
+    row[[70, 200]] = 3
+    for top_k, kept in ((1, [70]), (2, [70, 200])):
+        found = {sample.sample(row, place, Sampling(temperature=1.0, top_k=top_k))[0] for place in range(40)}
+        assert sorted(found) == kept
+    assert sample.sample(row, 0, GREEDY)[0] == 70
+
+
+def test_samples_follow_the_softmax():
+    """Chi-square of 4,000 samples over ten tokens: above 27.9 in one case of a thousand."""
+    row = np.log(np.arange(1, 11, dtype=np.float32))
+    drawn = np.bincount(
+        [sample.sample(row, place, Sampling(temperature=1.0))[0] for place in range(4000)], minlength=10
+    )
+    expected = 4000 * np.arange(1, 11) / 55
+    assert ((drawn - expected) ** 2 / expected).sum() < 27.9
+
+
+@pytest.fixture(scope="module")
+def real_pair():
+    from duochat.config import load
+    from duochat.engine.llama.drafter import LlamaDrafter
+    from duochat.models.fetch import fetch
+
+    settings = load()
+    target = LlamaTarget.load(fetch(settings.target), 512, threads=1, prompt_threads=1)
+    drafter = LlamaDrafter(fetch(settings.draft), 512, 1)
+    yield target, drafter
+    target.close()
+    drafter.close()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.0])
+def test_the_real_pair_gives_the_text_of_plain_decoding(real_pair, temperature):
+    target, drafter = real_pair
+    assert target.exact
+    sampling = Sampling(temperature=temperature, seed=1)
+    for seed in range(2):
+        context = [1, *np.random.default_rng(seed).integers(500, 9000, size=12).tolist(), 198]
+        plain, _ = text(target, None, "autoregressive", sampling, context)
+        for decoder in ("speculative", "duodecoding", "duotree"):
+            assert text(target, drafter, decoder, sampling, context)[0] == plain

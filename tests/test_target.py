@@ -145,12 +145,12 @@ def test_prefill_reports_and_cancels_between_chunks():
 def test_a_closed_target_gives_its_memory_back():
     """The engine freezes what it has loaded, rings of references among it."""
     _, model = build()
-    target, gone = TorchTarget(model, 64), weakref.ref(model)
-    target._forward.compile_layers(backend="eager")
+    target = TorchTarget(model, 64)
+    gone = [weakref.ref(model), weakref.ref(target._forward.cache)]
     del model
     gc.freeze()
     target.close()
-    assert gone() is None
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_a_context_too_long_is_the_users_fault():

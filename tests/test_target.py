@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -138,6 +140,17 @@ def test_prefill_reports_and_cancels_between_chunks():
     assert seen == [(64, 300), (128, 300)]
     assert target._memo.tokens == context[:128]
     check(target.verify(context, [(4, -1)], GREEDY), reference, context, [(4, -1)])
+
+
+def test_a_closed_target_gives_its_memory_back():
+    """The engine freezes what it has loaded, rings of references among it."""
+    _, model = build()
+    target = TorchTarget(model, 64)
+    gone = [weakref.ref(model), weakref.ref(target._forward.cache)]
+    del model
+    gc.freeze()
+    target.close()
+    assert [ref() for ref in gone] == [None, None]
 
 
 def test_a_context_too_long_is_the_users_fault():

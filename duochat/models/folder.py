@@ -10,12 +10,17 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
 from duochat.models import sentencepiece, store, tokenizer
 from duochat.models.stand_in import recipe
 from duochat.models.store import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+OPTIONS = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
 
 
 def refuse_broken(folder: Path) -> None:
@@ -41,29 +46,23 @@ def refuse_broken(folder: Path) -> None:
 def require_loadable(folder: Path) -> None:
     """Raises DuoChatError when transformers would not load the folder as a decoder with all its weights.
 
-    It loads it for real, but onto the meta device, where tensors have names and shapes and no values.
+    It loads it for real; of the weights' files only the heads are read as long as nobody asks for a value.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    meta = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
-    try:
-        with _quiet():
-            about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            if getattr(about.get_text_config(), "num_attention_heads", None) is None:
-                raise DuoChatError(f"{folder} is a {about.model_type} without attention: choose another model.")
-            if recipe(folder):
-                return
-            _, found = AutoModelForCausalLM.from_pretrained(folder, config=about, trust_remote_code=False, **meta)
-    except DuoChatError:
-        raise
-    except Exception as fault:  # a library of hundreds of models raises everything
-        why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
-        raise DuoChatError(f"{folder} cannot be loaded as a causal language model: {why}") from fault
-    refuse_invented(folder, found)
+    with usable(folder), quiet():
+        about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if getattr(about.get_text_config(), "num_attention_heads", None) is None:
+            raise DuoChatError(f"{folder} is a {about.model_type} without attention: choose another model.")
+        if not recipe(folder):
+            refuse_invented(folder, *AutoModelForCausalLM.from_pretrained(folder, config=about, **OPTIONS))
 
 
-def refuse_invented(folder: Path, found: dict[str, Any]) -> None:
-    """Raises DuoChatError when transformers' loading info names weights that it would have to invent."""
+def refuse_invented(folder: Path, model: torch.nn.Module, found: dict[str, Any]) -> None:
+    """Raises DuoChatError when transformers had to invent weights, or left out what belongs to a layer.
+
+    model, found: what its `from_pretrained` gives with OPTIONS.
+    """
     if missing := found["missing_keys"]:
         raise DuoChatError(f"{folder} lacks {min(missing)}: its weights are incomplete, fetch or copy them again.")
     if found["mismatched_keys"]:
@@ -72,16 +71,32 @@ def refuse_invented(folder: Path, found: dict[str, Any]) -> None:
             f"{name} in {folder} has the shape {tuple(there)} and config.json asks for {tuple(wanted)}: "
             "fetch both again from one place."
         )
+    modules = {name for name, _ in model.named_modules()}
+    if spare := [name for name in found["unexpected_keys"] if name.rpartition(".")[0] in modules]:
+        raise DuoChatError(f"{folder} has {min(spare)}, of which its config.json knows nothing: choose another target.")
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def usable(folder: Path, kind: str = "") -> Iterator[None]:
+    """What a folder's content makes transformers and torch raise, as one sentence: they raise everything."""
+    try:
+        yield
+    except DuoChatError:
+        raise
+    except Exception as fault:
+        why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        what = f"{folder} cannot be loaded as a causal language model{kind and f' of kind {kind}'}"
+        raise DuoChatError(f"{what} ({why}): choose another target.") from fault
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
     """Without transformers' own report and bars: what they say becomes one sentence."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # for good: they write over ours and leave a semaphore behind
     try:
         yield
     finally:

@@ -14,8 +14,8 @@ import torch
 
 from duochat.engine.sampling import Sampling, uniform
 
-CANDIDATES = 256
-STRETCHES = 64  # of a row, where its length allows it
+CANDIDATES = 256  # more than top-k asks for, as a rule; a row that needs more is sampled anew from all
+STRETCHES = 64  # of a row, where its length allows it: with a few rows enough to keep a GPU's cores busy
 
 
 class Ask(NamedTuple):

@@ -23,8 +23,8 @@ from duochat.engine.pytorch.memo import Edge, Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Rows, Shape
 from duochat.engine.sampling import Sampling
 
-# Root mean square of the differences, of the logits' spread. Unrelated logits are sqrt(2) apart; 16 bits round half of
-# the tolerance at most, in a random model of 64 layers; float32 a thousandth of it.
+# Root mean square of the differences, of the logits' spread. Unrelated logits are sqrt(2) apart. Two attentions of
+# transformers' own differ by 0.13 on SmolLM2-135M in bfloat16, and by 8e-6 in float32.
 TOLERANCE = 0.6
 TOLERANCE_FLOAT32 = 0.01
 SLOTS = (4, 1)  # of the tokens before a trial: in no order, with room between them
@@ -61,11 +61,14 @@ class Forward:
             raise DuoChatError(f"This engine cannot run {kind} models ({self.notes[-1]}): choose another target.")
 
     def _attends(self, function: str) -> bool:
-        """Whether every layer attends by the function, and the logits are those wanted."""
+        """Whether every layer attends by the function, and the logits are those wanted.
+
+        One with an attention of its own may place keys by their slots, which rounding to 16 bits would hide.
+        """
         attend, calls = ALL_ATTENTION_FUNCTIONS[function], []
 
         def counted(*given: Any, **options: Any) -> tuple[torch.Tensor, None]:
-            calls.append(options)
+            calls.append(function)
             return attend(*given, **options)
 
         AttentionInterface.register(f"{function}-counted", counted)

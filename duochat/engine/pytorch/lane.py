@@ -22,7 +22,7 @@ from duochat.engine.pytorch.memo import Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, Rows, Shape, Shapes
 from duochat.engine.sampling import Sampling
 
-REPRODUCIBLE_WIDTH = 16
+REPRODUCIBLE_WIDTH = 16  # of every forward then: a product of another width may round otherwise
 PROMPT = 24  # tokens to read from which on a forward on a CPU is no round any more, but the reading of a prompt
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from tokenizers import Tokenizer
 from duochat import DuoChatError
 from duochat.engine.pytorch import linear, memory
 from duochat.engine.pytorch.attention import NAME
-from duochat.models.folder import refuse_invented
+from duochat.models.folder import OPTIONS, quiet, refuse_invented, usable
 from duochat.models.stand_in import recipe
 
 if TYPE_CHECKING:
@@ -72,22 +71,6 @@ def _assemble(
     return made
 
 
-@contextmanager
-def usable(folder: Path, kind: str = "") -> Iterator[None]:
-    """What a folder's content makes transformers and torch raise, as one sentence: they raise anything."""
-    try:
-        yield
-    except DuoChatError:
-        raise
-    except Exception as fault:
-        if memory.ran_out(fault):
-            raise
-        raise DuoChatError(
-            f"{folder} cannot be loaded as a causal language model{kind and f' of kind {kind}'} "
-            f"({_first_line(fault)}): choose another target."
-        ) from fault
-
-
 def read_config(folder: Path) -> Any:
     """The configuration of the model that `read` will give."""
     from transformers import AutoConfig
@@ -110,18 +93,13 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype, attention: str 
 
 
 def _weights(folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    """The model as its files lie in memory; they are read when they are moved. Nothing may be missing or left over."""
+    """The model as its files lie in memory; they are read when they are moved."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # its bars write over ours and leave a semaphore behind
-    logging.set_verbosity_error()  # what its tables warn of is refused here
-    options = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attention, **options)
-    refuse_invented(folder, told)
-    modules = dict(model.named_modules())
-    if spare := [name for name in sorted(told["unexpected_keys"]) if name.rpartition(".")[0] in modules]:
-        raise DuoChatError(f"{folder} has {spare[0]}, of which its config.json knows nothing: choose another target.")
+    options = {"dtype": dtype, "attn_implementation": attention} | OPTIONS
+    with quiet():
+        model, found = AutoModelForCausalLM.from_pretrained(folder, **options)
+    refuse_invented(folder, model, found)
     return model
 
 
@@ -213,7 +191,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return {"cpu": f"CPU, {torch.get_num_threads()} threads", "mps": "Apple GPU"}.get(device.type, device.type)
-
-
-def _first_line(fault: BaseException) -> str:
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]

@@ -2,7 +2,6 @@
 
 import json
 import mmap
-import os
 import re
 import signal
 import socket
@@ -438,15 +437,6 @@ def test_the_bar_draws_on_a_terminal_and_writes_lines_elsewhere():
     live("Loading", 0, 0)
     live.close()
     assert out.getvalue().endswith("\r\x1b[KLoading …\r\x1b[K")
-
-
-@pytest.mark.parametrize("arguments", [["-m", "duochat", "check"], ["app.py"]], ids=" ".join)
-def test_half_an_installation_is_a_sentence(tmp_path, arguments):
-    """It was a traceback of twenty lines."""
-    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError('No module named yaml', name='yaml')")
-    done = python(*arguments, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "pip install -r requirements.txt" in done.stderr
 
 
 def test_run_lets_bugs_through():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 
+from duochat.terminal import explained
+
 MEMORY = "close other programs, choose smaller models or a shorter context_length"
-MEMORY_SIGNS = ("out of memory", "cannot allocate", "can't allocate", "not enough memory", "failed to map segment")
 DEATHS = {
     "SIGKILL": f"The engine was killed (SIGKILL), most often because memory ran out: {MEMORY}.",
     "SIGTERM": "The engine was ended from outside (SIGTERM): see who did it, then try again.",
@@ -18,15 +19,11 @@ CRASHED = (
 )
 
 
-def sentence(fault: BaseException) -> str:
+def sentence(fault: Exception) -> str:
     """What happened and what to do, for an exception while models are loaded or used."""
     said = str(fault).strip().partition("\n")[0]
     what = f"{type(fault).__name__}: {said}" if said else type(fault).__name__
-    if isinstance(fault, MemoryError) or any(sign in str(fault).lower() for sign in MEMORY_SIGNS):
-        return f"Memory ran out ({what}): {MEMORY}."
-    if isinstance(fault, ImportError):
-        return f"The installation is not whole ({what}): run `pip install -r requirements.txt` again."
-    return f"The engine failed ({what}): try again, or choose another pair."
+    return explained(fault) or f"The engine failed ({what}): try again, or choose another pair."
 
 
 def obituary(code: int | None, answering: bool) -> str:

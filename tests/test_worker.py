@@ -384,9 +384,9 @@ def test_every_death_has_its_sentence(start, death, words, when):
 
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [(MemoryError(), "Memory ran out"), (RuntimeError("CUDA out of memory. Tried"), "Memory ran out"),
-     (ImportError("x.so: failed to map segment from shared object"), "Memory ran out"),
-     (ModuleNotFoundError("No module named 'torch'"), "pip install -r requirements.txt"),
+    [(MemoryError(), "too little memory"), (RuntimeError("CUDA out of memory. Tried"), "too little memory"),
+     (ImportError("x.so: failed to map segment from shared object"), "too little memory"),
+     (ModuleNotFoundError("No module named 'torch'", name="torch"), "torch is missing"),
      (ValueError("odd\nand more"), "ValueError: odd)")],
 )  # fmt: skip
 def test_every_exception_has_its_sentence(fault, words):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app import traces
+from duochat.app import packing
 from duochat.app.kept import META, OPTIONS, fits
 from duochat.chat.chat import ROLES
 
@@ -40,7 +40,7 @@ class Entry:
     content: str
     meta: dict[str, Any] = field(default_factory=dict)
     created: float | None = None  # seconds since 1970; None: unknown
-    trace: bytes = b""  # see `traces`
+    trace: bytes = b""  # see `packing`
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +170,11 @@ def _read_entry(raw: dict[str, Any]) -> Entry:
 def _read_trace(raw: Any) -> bytes:
     """The bytes of a trace that can be read; what older files have, a list of steps, becomes such."""
     if isinstance(raw, list):
-        return traces.pack(map(traces.checked, raw))
+        return packing.pack(map(packing.checked, raw))
     packed = b64decode(raw or "", validate=True) if isinstance(raw, str | None) else None
     if packed is None:
         raise ValueError("a trace is no text")
-    traces.unpack(packed)
+    packing.unpack(packed)
     return packed
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.app import exchange, traces
+from duochat.app import exchange, packing
 from duochat.app.database import Database, data_dir
 from duochat.chat.answer import Step
 from duochat.chat.chat import ROLES
@@ -151,7 +151,7 @@ class Store:
         """A new message after `parent` (None: a first one), which comes on view. Beside others it is a new branch."""
         if role not in ROLES:
             raise DuoChatError(f"A message has the role {role!r}: give {', '.join(ROLES)}.")
-        trace = traces.pack(steps)
+        trace = packing.pack(steps)
         with self._db.writing():
             self.require(conversation)
             self._belongs(conversation, parent)
@@ -175,7 +175,7 @@ class Store:
         self, message: int, content: str, meta: dict[str, Any] | None = None, steps: Iterable[Step] | None = None
     ) -> None:
         """For the one who writes an answer: its text so far, its notes and trace. None leaves them as they are."""
-        trace = traces.pack(steps or ())
+        trace = packing.pack(steps or ())
         with self._db.writing():
             self._db.execute("UPDATE messages SET content = ? WHERE id = ?", _storable(content), message)
             if meta is not None:
@@ -186,7 +186,7 @@ class Store:
     def trace(self, message: int) -> list[Step]:
         """The steps by which the answer came; [] when none were kept, or when they cannot be read any more."""
         with suppress(ValueError):
-            return traces.unpack(self._trace(message))
+            return packing.unpack(self._trace(message))
         return []
 
     def _trace(self, message: int) -> bytes:

@@ -21,7 +21,7 @@ from duochat.chat.chat import Options
 INTERVAL = 1 / 15  # seconds between two updates of a page
 CROWDED = 0.85, 1 / 5  # when so much of the processor is busy, the lanes need it more: this interval
 AHEAD = 4  # values sent to a page that has not said that it drew them
-GLANCE = 0.02  # seconds between two looks at whether the answer has ended
+GLANCE = 0.05  # seconds between two looks at whether the answer has ended
 IDLE = 0.5  # seconds between two values when there is nothing new but the clock
 SILENCE = 1.0  # seconds after which a page gets another value in any case
 KEPT = ("finish", "error", "notices", "figures", "edited")  # of a message's meta, for the page

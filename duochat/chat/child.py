@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from duochat import DuoChatError
 from duochat.chat import faults
 from duochat.chat.answer import Step
+from duochat.terminal import explained
 
 if TYPE_CHECKING:
     from duochat.chat.chat import Chat, Options
@@ -114,7 +115,8 @@ class Server:
         except DuoChatError as fault:
             self._say("failed", str(fault))
         except Exception as fault:  # noqa: BLE001  see above; after a fault its state cannot be trusted any more
-            traceback.print_exc()
+            if not explained(fault):
+                traceback.print_exc()
             self._say("failed", faults.sentence(fault))
 
     def _work(self, chat: Chat, kind: str, number: int, *rest: Any) -> None:

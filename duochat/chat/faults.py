@@ -10,7 +10,7 @@ DEATHS = {
     "SIGKILL": f"The engine was killed (SIGKILL), most often because memory ran out: {terminal.MEMORY}.",
     "SIGTERM": "The engine was ended from outside (SIGTERM): see who did it, then try again.",
     "SIGILL": "A library of the engine was built for another processor (SIGILL): on this machine, run "
-    "`pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python llama-cpp-python`.",
+    f"{terminal.INSTALL} --force-reinstall --no-cache-dir.",
 }
 CRASHED = (
     "A library of the engine crashed ({}): its own words, if any, are on the terminal. Update llama-cpp-python and "
@@ -18,7 +18,7 @@ CRASHED = (
 )
 
 
-def sentence(fault: BaseException) -> str:
+def sentence(fault: Exception) -> str:
     """What happened and what to do, for an exception while models are loaded or used."""
     return (
         terminal.explained(fault) or f"The engine failed ({terminal.named(fault)}): try again, or choose another pair."

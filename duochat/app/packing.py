@@ -16,13 +16,15 @@ from duochat.app.kept import sound
 from duochat.chat.answer import Step
 
 DECIMALS = 5
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "pb": 0}]  # pb 0: text has no alignment
 LONGEST = 1 << 28  # bytes of an unpacked trace; a larger one is no answer but an attack
 
 
 def pack(steps: Iterable[Step]) -> bytes:
     """b"" for no steps."""
     rows = [_row(json.loads(step.to_json())) for step in steps]
-    return lzma.compress(json.dumps(_columns(rows), separators=(",", ":")).encode()) if rows else b""
+    text = json.dumps(_columns(rows), separators=(",", ":"))
+    return lzma.compress(text.encode(), filters=FILTERS) if rows else b""
 
 
 def unpack(data: bytes) -> list[Step]:

@@ -221,11 +221,12 @@ def check(args: argparse.Namespace) -> int:
     """Say whether a target can be one and a draft fits it; status 2 when not."""
     from duochat import models
     from duochat.chat.text import Tokenizer
+    from duochat.models.files import backend_of
 
     settings, bar = _settings(args), terminal.Bar()
     target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
     bar.close()
-    models.require_target(target)
+    backend_of(target, settings.backend)
     words = target if target.is_file() else models.target_folder(target)
     Tokenizer.load(words, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
     pair = models.check_pair(target, draft)

@@ -151,7 +151,7 @@ class Settings:
     devices: tuple[str, ...] = _setting((), _texts)  # llama.cpp's names of the GPUs to use; none: all
     split: str = _setting("", _text)  # shares of these GPUs, such as "3,1"; "": by free memory
     flash_attention: bool | str = _choice(AUTO, AUTO, True, False)
-    cache_type: str = _choice("f16", "f16", "q8_0", "q4_0")  # numbers of the KV cache; the narrow ones change the text
+    cache_type: str = _choice(AUTO, AUTO, "f16", "q8_0", "q4_0")  # of the KV cache; the narrow ones change the text
     rpc: tuple[str, ...] = _setting((), _addresses)  # host:port of llama.cpp's servers that lend their memory
 
     # The answer

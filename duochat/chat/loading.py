@@ -38,7 +38,8 @@ def _load(files: Files, settings: Settings, progress: Progress, alone: bool) -> 
     from duochat.engine.engine import Engine  # torch and llama_cpp come with it
     from duochat.models import target_folder
 
-    tokenizer = Tokenizer.load(target_folder(files.target, progress), settings.chat_template)
+    own = files.target if files.backend == "llama" else target_folder(files.target, progress)
+    tokenizer = Tokenizer.load(own, settings.chat_template)
     engine = Engine.load(settings, progress, files)
     if engine.fault and not alone:
         raise DuoChatError(engine.fault)

@@ -13,8 +13,10 @@ from duochat.engine import native
 from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
 from duochat.engine.llama.drafter import LlamaDrafter
+from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.pytorch import TorchTarget
 from duochat.models import Progress, target_folder
+from duochat.models.files import Files
 from duochat.models.store import cache_dir
 
 
@@ -43,8 +45,32 @@ def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
     return quicker
 
 
-def load_target(settings: Settings, path: Path, progress: Progress) -> Target:
-    """The target on torch. path: a folder, or a GGUF file that is unpacked into the cache. Raises DuoChatError."""
+def load_target(settings: Settings, files: Files, progress: Progress) -> Target:
+    """The target on the backend that was chosen for its files. Raises DuoChatError."""
+    on = {"torch": _on_torch, "llama": _on_llama}
+    return on[files.backend](settings, files.target, progress)
+
+
+def _on_llama(settings: Settings, path: Path, progress: Progress) -> LlamaTarget:
+    progress("Loading the target model", 0, 0)
+    auto = settings.target_threads == AUTO
+    return LlamaTarget.load(
+        path,
+        context_length=settings.context_length,
+        threads=available_cores() if auto else settings.target_threads,
+        gpu_layers=settings.gpu_layers,
+        tensor_overrides=settings.tensor_overrides,
+        devices=settings.devices,
+        split=[float(share) for share in settings.split.split(",") if share],
+        flash_attention={AUTO: None}.get(settings.flash_attention, settings.flash_attention),
+        cache_type=settings.cache_type,
+        reproducible=settings.reproducible,
+        rpc=settings.rpc,
+    )
+
+
+def _on_torch(settings: Settings, path: Path, progress: Progress) -> TorchTarget:
+    """path: a folder, or a GGUF file that is unpacked into the cache."""
     folder = target_folder(path, progress)
     progress("Loading the target model", 0, 0)
     auto = settings.target_threads == AUTO

@@ -60,7 +60,7 @@ class Engine:
     @classmethod
     def _load(cls, settings: Settings, files: Files, progress: Progress) -> Engine:
         sys.setswitchinterval(2e-4)  # two lanes share the interpreter: hand it over quickly
-        target, draft = load_target(settings, files.target, progress), files.draft
+        target, draft = load_target(settings, files, progress), files.draft
         if draft is None:
             return cls(target, None, fault=files.fault)
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from duochat import DuoChatError
-from duochat.config import Settings
+from duochat.config import AUTO, Settings
+from duochat.models import gguf
 from duochat.models.convert import require_target
 from duochat.models.fetch import fetch
 from duochat.models.pair import require_pair
@@ -15,20 +17,36 @@ from duochat.models.store import Progress, silent
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A pair on this disk. draft None: it cannot be used, and `fault` says why."""
+    """A pair on this disk. draft None: it cannot be used, and `fault` says why. backend: what runs the target."""
 
     target: Path
     draft: Path | None
     fault: str = ""
+    backend: str = "torch"
 
 
 def locate(settings: Settings, progress: Progress = silent) -> Files:
     """Fetch both files and see whether they can work together. Raises DuoChatError when the target cannot be one."""
     target = fetch(settings.target, progress)
-    require_target(target)
+    backend = backend_of(target, settings.backend)
     try:
         draft = fetch(settings.draft, progress)
         require_pair(target, draft)
     except DuoChatError as fault:
-        return Files(target, None, str(fault))
-    return Files(target, draft)
+        return Files(target, None, str(fault), backend)
+    return Files(target, draft, backend=backend)
+
+
+def backend_of(target: Path, asked: str = AUTO) -> str:
+    """ "torch" or "llama": auto takes torch where it can run the file, unpacked. Raises DuoChatError when none can."""
+    if target.is_dir() or asked == "torch":
+        if asked == "llama":
+            raise DuoChatError(f"{target} is a folder, and llama.cpp reads GGUF files: leave out backend.")
+        require_target(target)
+        return "torch"
+    if asked == AUTO:
+        with suppress(DuoChatError):
+            require_target(target)
+            return "torch"
+    gguf.read(target)
+    return "llama"

@@ -1,7 +1,7 @@
 /* A small Llama on the CPU: up to eight nodes of a tree in one pass over the weights, and the candidates after each.
 
-   Read it from `pass`, which is the model; what stands before are the parts of a layer, `run` is what the drafter calls.
-   All threads of the team go through `pass` together, each taking its part of every step; a barrier ends a step.
+   Read it from `layers`, which is the model: before it stand its parts, after it what the drafter calls, `run`.
+   All threads of the team go through it together, each taking its part of every step; a barrier ends a step.
    Everything that differs between processors is in `dot` and `halves`. */
 
 #define _GNU_SOURCE
@@ -203,7 +203,7 @@ static int barrier(Lane *m) {
         return now & 1;
     }
     for (int spins = 0; (now = atomic_load_explicit(&m->round, memory_order_acquire)) == round; spins++)
-        spins < 4000 ? rest() : (void)sched_yield();
+        spins < 4000 ? rest() : (void)sched_yield(); /* 0.1 ms or so: a step takes less */
     return now & 1;
 }
 
@@ -562,8 +562,8 @@ static void set_up(Lane *m, const Node *nodes, int n) {
     }
 }
 
-/* Zeroed memory that lasts as long as the lane, cut from huge pages: all weights pass by in half a millisecond, and with
-   small pages that takes some percent longer. */
+/* Zeroed memory that lasts as long as the lane, cut from huge pages: all weights pass by in half a millisecond, and
+   from small pages that takes some percent longer. */
 static void *grab(Lane *m, size_t bytes) {
     bytes = (bytes + 63) / 64 * 64;
     if (m->left < bytes) {

@@ -3,7 +3,8 @@
 #include "../duochat/engine/native/native.c"
 #include <stdio.h>
 
-enum { WIDTH = 64, LAYERS = 2, HEADS = 4, GROUPS = 2, HEAD = 16, INNER = 96, VOCABULARY = 600, KEPT = 230, CELLS = 256 };
+enum { WIDTH = 64, LAYERS = 2, HEADS = 4, GROUPS = 2, HEAD = 16, INNER = 96 };
+enum { VOCABULARY = 600, KEPT = 230, CELLS = 256 };
 
 static uint32_t state = 1;
 static int below(int n) { return (int)(((state = state * 1664525u + 1013904223u) >> 8) % (unsigned)n); }

@@ -14,8 +14,10 @@ from duochat import DuoChatError
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled, Candidates, Drafter
 from duochat.engine.llama import devices, sample, widths
+from duochat.engine.llama.placing import Place, place
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.sampling import Sampling
+from duochat.models import gguf as gguf_header
 
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
@@ -379,6 +381,26 @@ def test_a_gpu_that_this_build_cannot_use(load, monkeypatch):
     assert "-DGGML_CUDA=on" in notes[0]
     with pytest.raises(DuoChatError, match=r"GGML_RPC=ON"):
         load("llama", rpc=["127.0.0.1:50052"])
+
+
+def test_as_many_layers_as_fit(files, monkeypatch):
+    """The output counts as a layer; a gibibyte of each GPU's memory is for other things."""
+    need = files["qwen3"].stat().st_size + gguf_header.read(files["qwen3"]).cache_bytes(1000)
+
+    def there(*free: int):
+        gpus = [devices.Device(7 + i, f"CUDA{i}", f"GPU {i}", 1, room, 2**40) for i, room in enumerate(free)]
+        monkeypatch.setattr(devices, "found", lambda: [*gpus, devices.Device(1, "CPU", "a CPU", 0, 0, 0)])
+        return place(files["qwen3"], 1000, "auto", (), ())
+
+    assert there(2**30 + need, 10) == Place(3, "GPU 0 + GPU 1")
+    part = there(2**30 + need * 2 // 3 + 9)
+    assert (part.gpu_layers, part.device) == (2, "GPU 0")
+    assert part.note.startswith("2 of 3 layers fit")
+    assert there(2**20).device == "a CPU"
+    assert place(files["qwen3"], 1000, 1, ("CUDA0",), ()) == Place(1, "GPU 0")
+    assert place(files["qwen3"], 1000, 0, (), ()) == Place(0, "a CPU")
+    with pytest.raises(DuoChatError, match="no device CUDA1: choose of CUDA0"):
+        place(files["qwen3"], 1000, "auto", ("CUDA1",), ())
 
 
 def test_tensors_are_placed_by_name(load, alone):

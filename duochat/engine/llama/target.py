@@ -219,7 +219,7 @@ class LlamaTarget(Target):
             "target_file": self._llama.path.name,
             "target_weight_bytes": llama_cpp.llama_model_size(self._llama.model),
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
-            "target_gpu_layers": min(options.gpu_layers, llama_cpp.llama_model_n_layer(self._llama.model) + 1),
+            "target_gpu_layers": options.gpu_layers,
             "target_cache": f"{options.keys}/{options.values}",
             "target_widths": "any" if self._tail is None else [self._llama.least, self.most_nodes + 1],
             "target_exact": self.exact,

@@ -3,7 +3,8 @@
 Where all layers lie on the CPU, and rows of different forwards agree to the bit (`widths`), every decoder gives the
 same text: the attention is one fused step that sums over cells in the order of positions, and no forward is wider than
 rows agree. Its values are kept in another type than its keys, since llama.cpp splits and tiles the sum where both are
-the same. On other devices near ties may fall otherwise in forwards of another width; `reproducible` gives all of them
+the same. (Where only few rows agree, a prompt's cells depend on the pieces that it was read in: decoders are then equal
+after one history.) On other devices near ties may fall otherwise in forwards of another width; `reproducible` gives all
 one width, but the sums over a cache that has grown past a multiple of 256 cells between them may still differ.
 """
 
@@ -82,7 +83,7 @@ class LlamaTarget(Target):
         path = Path(path)
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
-        cells = context_length + MOST_NODES + 1
+        cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
         found = place(path, cells, gpu_layers, devices, rpc)
         keys, values = ("f16", "f16" if found.gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
         options = Options(

@@ -458,6 +458,13 @@ def test_of_equal_logits_the_first_one_wins(monkeypatch):
     assert sample.sample(row, 0, GREEDY)[0] == 70
 
 
+def test_logits_that_are_no_numbers_are_a_sentence():
+    if sample._kernel() is None:
+        pytest.skip("there is no C compiler")
+    with pytest.raises(DuoChatError, match="no numbers"):
+        sample.sample(np.full(300, np.nan, np.float32), 0, Sampling(temperature=1.0, top_p=0.9))
+
+
 def test_samples_follow_the_softmax():
     """Chi-square of 4,000 samples over ten tokens: above 27.9 in one case of a thousand."""
     row = np.log(np.arange(1, 11, dtype=np.float32))

@@ -171,14 +171,12 @@ class LlamaTarget(Target):
         self, entries: Sequence[Entry], rows: Sequence[Entry], tree: Sequence[Edge], sampling: Sampling
     ) -> Answer:
         """entries: the root's and the nodes'. rows: the entry of each row of logits."""
-        begun = time.perf_counter()
         logits = self._llama.logits(len(rows))
-        transfer = time.perf_counter() - begun if not self.shares_cores else 0.0
         place = {entry: row for row, entry in enumerate(rows)}
         below: list[list[int]] = [[] for _ in entries]
         for node, (_, parent) in enumerate(tree):
             below[parent + 1].append(node)
-        answer = Answer([], [], [0.0] * len(tree), transfer)
+        answer = Answer([], [], [0.0] * len(tree))
         for entry, nodes in zip(entries, below, strict=True):
             asked = [tree[node][0] for node in nodes]
             token, probs = sample(logits[place[entry]], entry.position + 1, sampling, asked)

@@ -14,8 +14,10 @@ from duochat import DuoChatError
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled, Candidates, Drafter
 from duochat.engine.llama import devices, sample, widths
+from duochat.engine.llama.placing import Place, place
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.sampling import Sampling
+from duochat.models import gguf as gguf_header
 
 llama_cpp = pytest.importorskip("llama_cpp")
 gguf = pytest.importorskip("gguf")
@@ -381,6 +383,26 @@ def test_a_gpu_that_this_build_cannot_use(load, monkeypatch):
         load("llama", rpc=["127.0.0.1:50052"])
 
 
+def test_as_many_layers_as_fit(files, monkeypatch):
+    """The output counts as a layer; a gibibyte of each GPU's memory is for other things."""
+    need = files["qwen3"].stat().st_size + gguf_header.read(files["qwen3"]).cache_bytes(1000)
+
+    def there(*free: int):
+        gpus = [devices.Device(7 + i, f"CUDA{i}", f"GPU {i}", 1, room, 2**40) for i, room in enumerate(free)]
+        monkeypatch.setattr(devices, "found", lambda: [*gpus, devices.Device(1, "CPU", "a CPU", 0, 0, 0)])
+        return place(files["qwen3"], 1000, "auto", (), ())
+
+    assert there(2**30 + need, 10) == Place(3, "GPU 0 + GPU 1")
+    part = there(2**30 + need * 2 // 3 + 9)
+    assert (part.gpu_layers, part.device) == (2, "GPU 0")
+    assert part.note.startswith("2 of 3 layers fit")
+    assert there(2**20).device == "a CPU"
+    assert place(files["qwen3"], 1000, 1, ("CUDA0",), ()) == Place(1, "GPU 0")
+    assert place(files["qwen3"], 1000, 0, (), ()) == Place(0, "a CPU")
+    with pytest.raises(DuoChatError, match="no device CUDA1: choose of CUDA0"):
+        place(files["qwen3"], 1000, "auto", ("CUDA1",), ())
+
+
 def test_tensors_are_placed_by_name(load, alone):
     with pytest.raises(DuoChatError, match=r"PATTERN=DEVICE, one of .*CPU"):
         load("llama", tensor_overrides=["exps=MOON"])
@@ -434,6 +456,13 @@ def test_of_equal_logits_the_first_one_wins(monkeypatch):
         found = {sample.sample(row, place, Sampling(temperature=1.0, top_k=top_k))[0] for place in range(40)}
         assert sorted(found) == kept
     assert sample.sample(row, 0, GREEDY)[0] == 70
+
+
+def test_logits_that_are_no_numbers_are_a_sentence():
+    if sample._kernel() is None:
+        pytest.skip("there is no C compiler")
+    with pytest.raises(DuoChatError, match="no numbers"):
+        sample.sample(np.full(300, np.nan, np.float32), 0, Sampling(temperature=1.0, top_p=0.9))
 
 
 def test_samples_follow_the_softmax():

@@ -100,7 +100,7 @@ def connect(server: str) -> None:
 
 def unused_gpu() -> str:
     """A sentence when this machine has an NVIDIA or AMD GPU that this build cannot use, else ""."""
-    if llama_cpp.llama_supports_gpu_offload():
+    if gpus():
         return ""
     for driver, name, option in DRIVERS:
         if Path(driver).exists():

@@ -23,10 +23,9 @@ from duochat.engine.llama import loading, probe
 from duochat.engine.llama.loading import BATCH, Options
 from duochat.models.trim import Trimmed, trim
 
-LONG = (
-    16  # a batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt`
-)
-#            alone, since asking, 45 times in a two-layer model, costs 0.1 ms of the 0.6 to 4 ms that such a batch takes
+# A batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt` alone:
+# asking, 45 times in a two-layer model, costs 0.1 ms of the 0.6 to 4 ms that such a batch takes.
+LONG = 16
 MANY_CORES = 8  # from here on the attention is one fused step: fewer barriers between threads, but slower arithmetic
 
 

@@ -98,18 +98,11 @@ def require_memory(need: int, what: str, remedy: str) -> None:
         raise DuoChatError(f"{what} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: {remedy}.")
 
 
-def cache_size(model: int, cells: int) -> int:
-    """Bytes of the KV cache in 16 bits, and of its book-keeping."""
-    width = llama_cpp.llama_model_n_embd(model) // llama_cpp.llama_model_n_head(model)
-    values = 2 * width * llama_cpp.llama_model_n_head_kv(model) * llama_cpp.llama_model_n_layer(model)
-    return cells * (2 * values + 64)
-
-
 def new_context(model: int, path: Path, cells: int, threads: int, options: Options) -> int:
     """llama.cpp's handle of a context with a cache of so many tokens. Raises DuoChatError."""
     role = options.role
     if not options.gpu_layers:
-        need = cache_size(model, cells)
+        need = gguf.read(path).cache_bytes(cells) + 64 * cells  # and its book-keeping
         require_memory(need, f"A {role} cache for {cells} tokens", "choose a shorter context_length")
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = cells

@@ -129,12 +129,12 @@ static int select_best(Candidate *list, int count, int most, double mass, float 
 }
 
 /* top-k, then top-p of what is left, then min-p. Looks at the tokens within reach of the best, and further down as long
-   as these do not hold the answer. Returns 0 without memory. */
+   as these do not hold the answer. Returns 0 without memory, and where logits are no numbers. */
 static int filter(const float *row, int n, const float *peak, float scale, float top, int top_k, float top_p,
                   float floor, Kept *kept) {
     int most = top_k && top_k < n ? top_k : n;
     double all = most < n ? 0 : sum_from(row, n, peak, scale, top, -3e38f);
-    for (float reach = 8;; reach *= 2) {
+    for (float reach = 8; reach < 1e30f; reach *= 2) {
         int count, left;
         Candidate *list = within(row, n, peak, scale, top - reach, &count);
         if (!list) return 0;
@@ -150,11 +150,12 @@ static int filter(const float *row, int n, const float *peak, float scale, float
         }
         free(list);
     }
+    return 0;
 }
 
 /* The token of row[n]; probs[asked + 1] become its probability and those of tokens[asked], noise apart.
 
-   scale: 1/T, and 1 when greedy (no filter then). floor: log(min_p), or hugely negative. Returns -1 without memory. */
+   scale: 1/T, and 1 when greedy (no filter then). floor: log(min_p), or hugely negative. Returns -1 as filter's 0. */
 int sample(const float *row, int n, float scale, int noisy, uint32_t key, int top_k, float top_p, float floor,
            int asked, const int32_t *tokens, float *probs) {
     float peak[n / BLOCK + 1];

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from duochat import DuoChatError
 from duochat.engine import kernels
 from duochat.engine.sampling import Sampling, gumbel, key
 
@@ -40,7 +41,7 @@ def sample(row: np.ndarray, position: int, sampling: Sampling, asked: Sequence[i
         rules = (scale, not greedy, noise, top_k, top_p, floor)
         token = kernel(address, len(row), *rules, len(asked), tokens, probs)
         if token < 0:
-            raise MemoryError
+            raise DuoChatError("The target's logits are no numbers, or memory is short: fetch the model again.")
         return token, [*probs]
     return _by_numpy(row * scale, None if greedy else (sampling.seed, position), top_k, top_p, floor, asked)
 

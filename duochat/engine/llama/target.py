@@ -3,7 +3,8 @@
 Where all layers lie on the CPU, and rows of different forwards agree to the bit (`widths`), every decoder gives the
 same text: the attention is one fused step that sums over cells in the order of positions, and no forward is wider than
 rows agree. Its values are kept in another type than its keys, since llama.cpp splits and tiles the sum where both are
-the same. On other devices near ties may fall otherwise in forwards of another width; `reproducible` gives all of them
+the same. (Where only few rows agree, a prompt's cells depend on the pieces that it was read in: decoders are then equal
+after one history.) On other devices near ties may fall otherwise in forwards of another width; `reproducible` gives all
 one width, but the sums over a cache that has grown past a multiple of 256 cells between them may still differ.
 """
 
@@ -82,7 +83,7 @@ class LlamaTarget(Target):
         path = Path(path)
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
-        cells = context_length + MOST_NODES + 1
+        cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
         found = place(path, cells, gpu_layers, devices, rpc)
         keys, values = ("f16", "f16" if found.gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
         options = Options(
@@ -170,14 +171,12 @@ class LlamaTarget(Target):
         self, entries: Sequence[Entry], rows: Sequence[Entry], tree: Sequence[Edge], sampling: Sampling
     ) -> Answer:
         """entries: the root's and the nodes'. rows: the entry of each row of logits."""
-        begun = time.perf_counter()
         logits = self._llama.logits(len(rows))
-        transfer = time.perf_counter() - begun if not self.shares_cores else 0.0
         place = {entry: row for row, entry in enumerate(rows)}
         below: list[list[int]] = [[] for _ in entries]
         for node, (_, parent) in enumerate(tree):
             below[parent + 1].append(node)
-        answer = Answer([], [], [0.0] * len(tree), transfer)
+        answer = Answer([], [], [0.0] * len(tree))
         for entry, nodes in zip(entries, below, strict=True):
             asked = [tree[node][0] for node in nodes]
             token, probs = sample(logits[place[entry]], entry.position + 1, sampling, asked)
@@ -219,7 +218,7 @@ class LlamaTarget(Target):
             "target_file": self._llama.path.name,
             "target_weight_bytes": llama_cpp.llama_model_size(self._llama.model),
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
-            "target_gpu_layers": min(options.gpu_layers, llama_cpp.llama_model_n_layer(self._llama.model) + 1),
+            "target_gpu_layers": options.gpu_layers,
             "target_cache": f"{options.keys}/{options.values}",
             "target_widths": "any" if self._tail is None else [self._llama.least, self.most_nodes + 1],
             "target_exact": self.exact,

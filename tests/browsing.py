@@ -83,3 +83,8 @@ def hovered(page: Page, who: str, name: str) -> None:
     message = page.locator(f".dc-message.{who}").last
     message.hover()
     message.get_by_role("button", name=name).click()
+
+
+def unfold(page: Page, part: str) -> None:
+    """Open a part of the picture that is on demand: "Token by token", "Figures" or "Draft tree"."""
+    page.locator(".dp-fold:not([open]) > summary", has_text=part).click()

@@ -48,9 +48,9 @@ def take(browser: Browser, url: str, folder: Path, look: str) -> None:
     page.wait_for_selector(".theirs .dc-tools", timeout=180_000)
     shoot(page, folder / f"chat-{look}.png")
     if look == "narrow":
-        page.get_by_role("button", name="Live picture").click()
+        page.get_by_role("button", name="Live picture (").click()
         shoot(page, folder / f"picture-{look}.png")
-        page.get_by_role("button", name="Live picture").click()
+        page.get_by_role("button", name="Live picture (").click()
     else:
         page.keyboard.press("Alt+s")
         shoot(page, folder / f"settings-{look}.png")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright")
-from browsing import TESTS, WAIT, Server, answered, hovered, last, send, visit
+from browsing import TESTS, WAIT, Server, answered, hovered, last, send, unfold, visit
 from playwright.sync_api import Browser, Page, expect
 
 pytestmark = pytest.mark.browser
@@ -45,7 +45,8 @@ def test_an_answer_streams_and_is_dressed(page: Page) -> None:
     expect(page.locator(".dc-figures").last).to_contain_text("tok/s")
     assert "Voilà: naïve café 👩‍🚀." in last(page)
     raw = page.evaluate("duochat.chat_.messages.at(-1).text")
-    assert page.locator(".dp-ribbon").evaluate("e => e.textContent") == raw
+    unfold(page, "Token by token")
+    page.wait_for_function("raw => document.querySelector('.dp-ribbon').textContent === raw", arg=raw)
 
 
 def test_the_user_message_is_shown_as_typed(page: Page) -> None:
@@ -326,6 +327,7 @@ def test_restart_of_the_server(browser: Browser, tmp_path: Path) -> None:
         expect(page.locator("[data-testid=user]")).to_have_text(["Remember me", "LONG", "Again"], timeout=WAIT)
         expect(page.locator(".dc-now")).to_contain_text("Creative", timeout=WAIT)
         hovered(page, "theirs", "Show how it was made")
+        unfold(page, "Token by token")
         expect(page.locator(".dp-ribbon")).to_contain_text("Speculative decoding", timeout=WAIT)
     finally:
         page.close()
@@ -394,9 +396,9 @@ def test_390_pixels(browser: Browser, server: Server) -> None:
     assert box
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
-    page.get_by_role("button", name="Live picture").click()
-    expect(page.locator(".dp-ribbon")).to_be_visible(timeout=WAIT)
-    page.get_by_role("button", name="Live picture").click()
+    page.get_by_role("button", name="Live picture (").click()
+    expect(page.locator(".dp-sentence")).to_be_visible(timeout=WAIT)
+    page.get_by_role("button", name="Live picture (").click()
     page.get_by_role("button", name="Conversations").click()
     expect(page.locator(".dc-list li").first).to_be_in_viewport(timeout=WAIT)
     context.close()

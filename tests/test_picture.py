@@ -35,6 +35,8 @@ PAINTED = """() => { const canvas = document.querySelector('.dp-canvas');
   const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   return new Set(pixels).size; }"""
 UNFOLD = "for (const part of ['ribbon', 'figures', 'tree']) localStorage[`duochat.fold.${part}`] = 'open';"
+FATES = """[...document.querySelectorAll('.dp-lanes tbody tr')]
+  .map(r => [...r.cells].slice(7, 10).map(c => Number(c.textContent)))"""
 TEXT = "document.querySelector('.dp-text').textContent"
 
 
@@ -237,6 +239,70 @@ def test_a_speedup_below_one_is_shown_with_its_cause(open_page):
     assert re.search(r"0\.\d\d times the speed without the draft \(slower: ", page.inner_text(".dp-sentence"))
 
 
+def test_a_speedup_is_told_after_sixteen_rounds_and_an_even_one_as_none(open_page):
+    page = open_page()
+    frames = compared(0.05)
+    draw(page, frames[:12])
+    page.wait_for_timeout(250)
+    assert "tokens per step" in page.inner_text(".dp-sentence")
+    assert "without the draft" not in page.inner_text(".dp-sentence")
+    draw(page, frames[12:])
+    page.wait_for_timeout(250)
+    assert re.search(r"\d\.\d times as fast as without the draft", page.inner_text(".dp-sentence"))
+    gauges = {**frames[-1]["gauges"], "speedup": 1.0}
+    draw(page, [{**frames[-1], "from": len(frames), "n": len(frames) + 1, "rounds": [], "gauges": gauges}])
+    page.wait_for_timeout(250)
+    assert page.inner_text(".dp-sentence").endswith("as fast as without the draft")
+
+
+@pytest.mark.parametrize(("decoder", "words"), [("speculative", "in turns"), ("duotree", "at the same time")])
+def test_the_badge_says_how_the_decoder_works(open_page, decoder, words):
+    frames, _ = frames_of(decoder=decoder)
+    page = open_page()
+    draw(page, frames)
+    assert page.inner_text(".dp-badge").endswith(words)
+
+
+def test_after_stop_the_figures_say_what_was_measured(open_page):
+    """The last round of a stopped answer is empty and knows no budget."""
+    frames, _ = frames_of()
+    index = len(frames)
+    rounds = [{"i": index, "at": [9.0, 9.1], "tokens": [], "finish": "cancelled"}]
+    gauges = {**frames[-2]["gauges"], "budget": None}
+    page = open_page()
+    draw(page, frames[:-1])
+    draw(page, [{"from": index - 1, "n": index, "rounds": rounds, "state": {"finish": "cancelled"}, "gauges": gauges}])
+    page.wait_for_timeout(300)
+    page.click(".dp-figure-drafted > summary")
+    assert re.search(r"γ\* is \d", page.inner_text(".dp-figure-drafted"))
+    assert "(no text)" not in page.inner_text(".dp-tree")
+    assert page.inner_text(".dp-phase") == "stopped"
+    page.click(".dp-figure-gpu > summary")
+    assert "Over the whole answer" in page.inner_text(".dp-figure-gpu")
+
+
+def test_a_budget_set_by_hand_is_shown_as_set(open_page):
+    page = open_page()
+    draw(page, fed(Simulation(PROSE).steps(), draft_budget=3)[0])
+    page.wait_for_timeout(250)
+    page.click(".dp-figure-drafted > summary")
+    assert re.search(r"Set by hand: 3 a step \(γ\* is [\d.]+\)", page.inner_text(".dp-figure-drafted"))
+
+
+def test_tested_means_accepted_and_rejected_everywhere(open_page):
+    """The figure's sum is the table's: accepted + rejected were tested, what else left the tree is untested."""
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    page.click(".dp-lanes summary")
+    page.wait_for_timeout(400)
+    rows = page.evaluate(FATES)
+    accepted, rejected, untested = (sum(column) for column in zip(*rows, strict=True))
+    page.click(".dp-figure-alpha > summary")
+    told = f"{accepted} of {accepted + rejected} tested guesses accepted; {untested} more were left untested."
+    assert told in page.inner_text(".dp-figure-alpha")
+
+
 def test_the_tree_shows_every_fate_and_a_chosen_round(open_page):
     frames, _ = frames_of()
     page = open_page()
@@ -436,8 +502,8 @@ def test_theta_is_tried_on_what_the_draft_had(lesson_page):
     page.click(".dpl-theta button")
     assert "Not quite" in page.inner_text(".dpl-theta .dpl-verdict")
     told = page.inner_text(".dpl-theta")
-    second = float(re.search(r"p\(2,1\) = ([\d.]+)", told)[1])
-    firsts = [float(p) for p in re.findall(r"p\(1,\d\) = ([\d.]+)", told)]
+    second = float(re.search(r"p\(2,1\) = (\d\.\d+)", told)[1])
+    firsts = [float(p) for p in re.findall(r"p\(1,\d\) = (\d\.\d+)", told)]
     for i, prob in enumerate(firsts):
         if prob > firsts[0] * second:
             page.check(f".dpl-theta input >> nth={i}")

@@ -18,6 +18,7 @@
     percent,
     shown,
     isNumber,
+    decoderName,
     plural,
   } = window.duochat;
 
@@ -117,7 +118,7 @@
       this.given = new Map();
       const { tokens, rounds } = lesson.frame.gauges;
       this.say(
-        `“${lesson.prompt}”: ${tokens} tokens in ${rounds} rounds with ${lesson.decoder}${lesson.device ? `, ${lesson.device}` : ""}.`,
+        `“${lesson.prompt}”: ${tokens} tokens in ${rounds} rounds with ${decoderName(lesson.decoder)}${lesson.device ? `, ${lesson.device}` : ""}.`,
       );
       this.nav.replaceChildren(
         ...lesson.chapters.map((chapter, i) => press(`${i + 1}. ${chapter.title}`, () => this.go(i), ".dpl-chapter")),
@@ -317,7 +318,7 @@
         make("h4", { text: `Round ${round.index + 1}, place by place` }),
         make(
           "div.dpl-wide",
-          {},
+          { tabindex: "0", role: "group", "aria-label": "Table" },
           make(
             "table",
             {},
@@ -408,7 +409,7 @@
       if (theta) this.stage.append(make("h4", {}, "θ, tried by hand"), theta);
       this.stage.append(
         make("h4", { text: "What they buy, predicted, each at its best γ" }),
-        make("div.dpl-wide", {}, await this.buys()),
+        make("div.dpl-wide", { tabindex: "0", role: "group", "aria-label": "Table" }, await this.buys()),
       );
     }
 

@@ -111,7 +111,7 @@
     }
 
     learn() {
-      document.getElementById("learn-button")?.click();
+      document.getElementById("learn-tab-button")?.click();
     }
   }
 

@@ -80,7 +80,7 @@ class Page:
     def _build_tabs(self) -> None:
         with gr.Tab("Race", id="race"):
             race.build(part, self.models.engine)
-        with gr.Tab("Learn", id="learn"):
+        with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
             learn.build(part, self.models.engine)
         with gr.Tab("Hardware", id="hardware") as tab:
             look, filled = hardware.build(self.models.engine)

@@ -4,7 +4,7 @@
   const { make, icon, toast, save, actions } = window.duochat;
   const DAY = 86400;
   const ELSEWHERE = 30_000; // ms between two looks at what other browsers have changed
-  const LARGEST_IMPORT = 20e6; // bytes
+  const LARGEST_IMPORT = 100e6; // characters, as the server takes
 
   class Side {
     constructor(element, { server }) {
@@ -275,7 +275,7 @@
       const [file] = this.file.files;
       this.file.value = "";
       if (!file) return;
-      if (file.size > LARGEST_IMPORT) return toast("That file is larger than 20 MB: choose one that DuoChat saved.");
+      if (file.size > LARGEST_IMPORT) return toast("That file is larger than 100 MB: choose one that DuoChat saved.");
       const answer = await this.ask({ do: "import", text: await file.text(), name: file.name });
       if (!answer) return;
       await this.changed();

@@ -117,8 +117,8 @@ def accepted(answer, tree) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trees_equal_separate_runs(load, alone, family):
-    """Rounds as in a chat: branches off the likeliest are accepted too, contexts are cut and changed now and then."""
+def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
+    """Rounds as in a chat: branches off the likeliest are accepted too, contexts change, forwards are stopped."""
     target, alone = load(family), alone(family)
     assert target.exact
     rng = random.Random(1)
@@ -129,6 +129,11 @@ def test_trees_equal_separate_runs(load, alone, family):
         for _ in range(3):
             rights.append(alone([*context, *rights], sampling)[0])
         tree = grown(rng, rights, rng.randrange(9))
+        if step % 7 == 6:
+            with monkeypatch.context() as patch:
+                patch.setattr(target._llama, "arm", target._llama.interrupt)
+                with pytest.raises(Cancelled):
+                    target.verify(context, tree, sampling)
         context = [*context, *accepted(check(target, alone, context, tree, sampling), tree)]
         if rng.random() < 0.15 or len(context) > 100:
             context = context[: rng.randrange(1, 40)] + prompt(rng.randrange(1, 30), step)

@@ -146,7 +146,7 @@ def in_full(path, copy):
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(len(header.tokens))
     for tensor in header.tensors:
-        rows = np.ascontiguousarray(trim_module._rows(header, tensor))
+        rows = np.ascontiguousarray(tensor.rows())
         writer.add_tensor(tensor.name, gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(tensor.type)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

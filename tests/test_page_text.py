@@ -115,8 +115,13 @@ def test_a_continued_answer_is_tinted_from_where_it_went_on(page: Page) -> None:
     expect(page.locator(".dc-versions")).to_contain_text("2/2", timeout=WAIT)
     answered(page)
     page.wait_for_function("(CSS.highlights.get('dc-accepted')?.size || 0) > 0")
-    placed = page.evaluate(PLACED)
-    assert "".join("".join(pieces) for _, pieces in placed).strip() == "And here it goes on to its end."
+    whole, said = "And here it goes on to its end.", ""
+    for _ in range(50):  # the last words are placed a frame after they are written
+        said = "".join("".join(pieces) for _, pieces in page.evaluate(PLACED)).strip()
+        if said == whole:
+            break
+        page.wait_for_timeout(100)
+    assert said == whole
 
 
 def test_pointing_at_a_word_shows_its_card_and_its_round(page: Page) -> None:

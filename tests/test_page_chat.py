@@ -139,7 +139,7 @@ def test_a_setting_out_of_range_is_told_and_the_text_comes_back(page: Page) -> N
     page.wait_for_timeout(500)  # Gradio takes a number over some time after it was typed
     page.keyboard.press("Escape")
     send(page, "Keep me")
-    expect(page.locator(".dc-messages > .dc-fault")).to_contain_text("seed is -3", timeout=WAIT)
+    expect(page.locator(".dc-messages > .dc-fault")).to_contain_text("Seed is -3", timeout=WAIT)
     assert page.locator(".dc-composer textarea").input_value() == "Keep me"
 
 

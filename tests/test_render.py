@@ -1,6 +1,7 @@
 """Frames for the picture: what a step shows, numbering, snapshots, texts, gauges."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -240,3 +241,15 @@ def test_every_script_is_loaded_and_short():
     lengths = {p.name: len(p.read_text("utf-8").splitlines()) for p in assets.PAGE.glob("*.js")}
     assert lengths.keys() == {*assets.PICTURE, *assets.CHAT}
     assert {name: n for name, n in lengths.items() if n > 500} == {}
+
+
+def test_a_script_uses_only_what_those_before_it_give():
+    """The scripts share one namespace: a name that nobody gives would be undefined without a word."""
+    given, missing = set(), []
+    for name in (*assets.PICTURE, *assets.CHAT):
+        script = (assets.PAGE / name).read_text("utf-8")
+        used = re.findall(r"const \{([^}]*)\} = window\.duochat;", script)
+        missing += [(name, word) for names in used for word in re.findall(r"\w+", names) if word not in given]
+        for names in re.findall(r"Object\.assign\(window\.duochat, \{([^}]*)\}", script):
+            given |= set(re.findall(r"\w+", names))
+    assert missing == []

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,9 @@ from duochat.api.form import Choice, figures, usage
 from duochat.chat.answer import Engine, Step
 from duochat.chat.chat import Options
 from duochat.chat.text import Messages
+
+# One for each reply under way: to start a thread costs more than all else that a short request needs.
+THREADS = ThreadPoolExecutor(1000, "reply")
 
 
 class Call:
@@ -159,7 +163,7 @@ async def _drained(
         finally:
             put(None)
 
-    threading.Thread(target=drain, daemon=True, name="reply").start()
+    loop.run_in_executor(THREADS, drain)
     while (step := await steps.get()) is not None:
         yield step
 

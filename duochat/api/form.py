@@ -119,8 +119,9 @@ def figures(answers: Sequence[Answer]) -> dict[str, Any]:
     read, reading = sum(s.prompt_tokens for s in stats), sum(s.first_token_at or 0.0 for s in stats)
     written, writing = sum(s.completion_tokens for s in stats), sum(s.decode_s for s in stats)
     later = written - sum(s.first_tokens for s in stats)
-    verified, accepted = sum(s.pending for s in stats), sum(s.accepted for s in stats)
-    forwards = sum(bool(r.pending) for answer in answers for r in answer.rounds)
+    rounds = [r for answer in answers for r in answer.rounds if r.pending]
+    verified, forwards = sum(len(r.pending) for r in rounds), len(rounds)
+    accepted = sum(len({*r.pending} & {*r.accepted}) for r in rounds)  # others were drafted, and came of themselves
     return {
         "timings": {
             "prompt_n": read, "prompt_ms": 1000 * reading, "prompt_per_token_ms": _ratio(1000 * reading, read),

@@ -84,13 +84,11 @@ def html_table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 
 
 def figures(costs: Mapping[str, Any]) -> list[Any]:
-    """A plot for each curve, milliseconds over size, the chosen point marked (plotly)."""
-    curves, point = table(costs), chosen(costs)
-    marks = {"target": 1, "draft": 1, "sweep": point["threads"]}
-    return [_figure(curves[key], marks[key], title, axis, key == "target") for key, title, axis, _ in KINDS]
+    """A plot of what a forward and a draft batch cost, milliseconds over size, one alone marked (plotly)."""
+    return [_figure(table(costs)[key], title, axis, key == "target") for key, title, axis, _ in KINDS[:2]]
 
 
-def _figure(series: Series, mark: int | None, title: str, axis: str, solid: bool) -> Any:
+def _figure(series: Series, title: str, axis: str, solid: bool) -> Any:
     from plotly.graph_objects import Figure, Scatter
 
     sizes = [size for size, _ in series]
@@ -98,10 +96,10 @@ def _figure(series: Series, mark: int | None, title: str, axis: str, solid: bool
         x=sizes, y=[1000 * seconds for _, seconds in series], mode="lines+markers+text",
         line={"color": "#00916c" if solid else "#b0689a", "width": 3, "dash": "solid" if solid else "dot"},
         marker={
-            "size": [15 if size == mark else 8 for size in sizes], "opacity": 1,
+            "size": [15 if size == 1 else 8 for size in sizes], "opacity": 1,
             "symbol": "circle" if solid else "square",
         },
-        text=["chosen" if size == mark else "" for size in sizes], textposition="top center",
+        text=["one alone" if size == 1 else "" for size in sizes], textposition="top center",
         hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",
     )  # fmt: skip
     plot = Figure(curve)
@@ -132,16 +130,16 @@ def facts(hardware: Mapping[str, Any]) -> str:
 
 
 def shown(hardware: Mapping[str, Any], note: str = "") -> tuple[Any, ...]:
-    """What the tab shows: the costs, the plots, the devices, the table. note: a fault, instead of the costs."""
+    """What the tab shows: the costs, the plots, folded the rest. note: a fault, instead of the costs."""
     costs = hardware.get("costs") or {}
     return (
         f'<p class="dp dp-plain">{escape(note)}</p>' if note else summary(costs),
         *figures(costs),
-        facts(hardware),
-        html_table(("what", "size", "ms", "times the first"), rows(costs)),
+        MORE.format(facts(hardware) + html_table(("what", "size", "ms", "times the first"), rows(costs))),
     )
 
 
+MORE = '<details class="dp-more"><summary>More of this machine</summary>{}</details>'
 INTRO = (
     '<header class="dp-intro"><h2>Hardware</h2><p>What a target forward and a drafted token cost on this machine. '
     "The draft budget follows from these two numbers.</p></header>"
@@ -173,13 +171,9 @@ def build(engine: Engine) -> Any:
     with gr.Column(elem_classes="dp-tab"):
         html(INTRO)
         words = html(summary({}), elem_id="hardware-summary")
-        target, draft, sweep = figures({})
         with gr.Row(elem_id="hardware-plots"):
-            plots = [gr.Plot(figure, show_label=False, min_width=300) for figure in (target, draft)]
+            plots = [gr.Plot(figure, show_label=False, min_width=300) for figure in figures({})]
         button = gr.Button("Measure again", variant="primary", elem_id="measure")
-        with gr.Accordion("More of this machine", open=False, elem_id="hardware-more"):
-            devices = html()
-            plots.append(gr.Plot(sweep, show_label=False))
-            filled = [words, *plots, devices, html(elem_id="hardware-table")]
+        filled = [words, *plots, html(elem_id="hardware-table")]
     button.click(measure, None, filled, api_visibility="private")
     return look, filled

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from duochat import DuoChatError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-REMOVED = {"quantize": "name a GGUF file of as many bits as target"}  # settings of before, and what serves now
+REMOVED = {  # settings of before, and what serves now
+    "quantize": "name a GGUF file of as many bits as target",
+    "ngram": "duotree always proposes what the conversation said before",
+}
 REMOTE = ("hf:", "pypi:")  # how a reference that is not a path begins
 FORMS = "give a path, hf:owner/repo[/file] or pypi:package==version/member"
 
@@ -26,14 +29,14 @@ class Decoder(NamedTuple):
 
 
 DECODERS = {
-    "autoregressive": Decoder("Plain", "The target alone, one token at a time. The measure for all others."),
-    "speculative": Decoder("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
-    "duodecoding": Decoder(
-        "DuoDecoding", "Both at once, as in the paper: the budget fits the hardware, several short chains."
-    ),
     "duotree": Decoder(
         "DuoTree", "Both at once. Guesses grow as a tree that lives on from round to round, also for rejections."
     ),
+    "duodecoding": Decoder(
+        "DuoDecoding", "Both at once, as in the paper: the budget fits the hardware, several short chains."
+    ),
+    "speculative": Decoder("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
+    "autoregressive": Decoder("Plain", "The target alone, one token at a time. The measure for all others."),
 }
 AUTO = "auto"  # for the program to find out; the same word in a file, an argument, a request
 
@@ -136,7 +139,6 @@ class Settings:
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
     draft_threads: int | str = _number(AUTO, 1, 1024)
     target_threads: int | str = _number(AUTO, 1, 1024)
-    ngram: bool = _switch(True)  # candidates from the conversation so far beside the draft model's
     reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
     models_folder: str = _setting("~/models", _text)  # where models of one's own are looked for
 

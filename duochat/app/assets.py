@@ -6,8 +6,9 @@ import json
 from html import escape
 from pathlib import Path
 
-from duochat.app.decoders import NAMES
+from duochat.config import DECODERS
 
+NAMES = {name: about.title for name, about in DECODERS.items()}
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 PAGE = ASSETS / "page"
 STYLES = ("page.css", "chat.css", "picture.css")

@@ -11,9 +11,8 @@ from typing import Any
 import gradio as gr
 
 from duochat import DuoChatError
-from duochat.app.decoders import DECODERS
 from duochat.chat.chat import Options
-from duochat.config import AUTO
+from duochat.config import AUTO, DECODERS
 
 PRESETS = {
     "Precise": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},

@@ -15,7 +15,7 @@ import yaml
 
 from duochat import DuoChatError, __version__
 from duochat.app import assets
-from duochat.app.decoders import NAMES
+from duochat.app.assets import NAMES
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.chat.answer import Answer, Engine

@@ -59,7 +59,7 @@ class Guard:
         if not self.access.key:
             return Refused(401, "The page has a password: start the server with --api-key too, to use the API.")
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), self.access.key.encode()):
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self.access.key.encode()):
             return None
         return Refused(401, "The API key is missing or wrong: send Authorization: Bearer KEY.", code="invalid_api_key")
 

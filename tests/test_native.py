@@ -275,7 +275,7 @@ def test_beside_llama_cpp_on_any_course(pairs, events, vocabulary, length):
                 context = [*context, root.token]
         elif event == "leave":
             context = [*context, *rng.integers(VOCABULARY, size=1 + seed % 70).tolist()][:250]
-            root, sampling = root_of(context), SAMPLINGS[seed % 3]
+            root, sampling = root_of(context), SAMPLINGS[seed % len(SAMPLINGS)]
         elif event == "shorten":
             context = context[: 1 + seed % len(context)]
             root = root_of(context)

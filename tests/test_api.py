@@ -367,6 +367,7 @@ def message(role="user", content="Hi", **more):
         ({"n": True}, "n"),
         ({"stop": [""]}, None),
         ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["a"] * 129}, "stop"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"decoder": "magic"}, None),
         ({"draft_budget": 0}, None),
@@ -393,6 +394,12 @@ def test_what_cannot_be_honoured_is_refused(given, param):
     assert error["message"].endswith(".")
     assert "\n" not in error["message"]
     assert engine.asked == []
+
+
+def test_no_request_asks_for_more_answers_than_there_are_choices():
+    """Each prompt of many, each n times, would fill the memory before the first is read."""
+    answer = client(Told()).post("/v1/completions", json={"model": "duochat", "prompt": ["a"] * 3, "n": 43})
+    assert answer.json()["error"]["message"] == "The body: n times the prompts is 129: ask for 128 answers at most."
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"text"', b"null"])
@@ -469,7 +476,7 @@ def test_a_foreign_host_header_is_refused(host):
     assert client(Told()).get("/v1/models", headers={"host": host}).status_code == 400
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://[", ""])
 def test_pages_elsewhere_may_not_ask(origin):
     engine = Told()
     for access in (Access(), Access(origins=["https://good.example"]), Access(key="k")):
@@ -522,6 +529,15 @@ def test_a_password_on_the_page_locks_the_api_too():
 def test_on_other_addresses_any_name_may_be_used():
     to = client(Told(), Access("0.0.0.0", key="k"))
     assert to.get("/v1/models", headers={"host": "box.lan", "authorization": "Bearer k"}).status_code == 200
+
+
+def test_a_client_that_goes_within_its_body_is_no_fault(capfd):
+    with serving(make_app(Told(), Access())) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as to:
+            to.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+            time.sleep(0.1)
+        assert httpx.get(f"{address}/health").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("sized", [True, False])

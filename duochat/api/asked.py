@@ -21,7 +21,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # values with which a field asks for no
     "best_of": (1,), "echo": (False,), "functions": ([],), "modalities": (["text"],), "suffix": ("",), "tools": ([],),
     "response_format": ({"type": "text"},), "tool_choice": ("none", "auto"),
 }  # fmt: skip
-MOST = 128  # answers to one request
+MOST = 128  # answers to one request, and strings that end each
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -80,7 +80,7 @@ class Asked(Given):
     top_logprobs: int = Field(0, ge=0, le=20)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: tuple[str, ...] | None = None
+    stop: tuple[str, ...] = Field((), max_length=MOST)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -102,7 +102,9 @@ class Asked(Given):
         return messages
 
     @model_validator(mode="after")
-    def _with_logprobs(self) -> Asked:
+    def _together(self) -> Asked:
+        if self.n * len(self.prompt) > MOST:
+            raise ValueError(f"n times the prompts is {self.n * len(self.prompt)}: ask for {MOST} answers at most")
         number = isinstance(self.logprobs, int) and (isinstance(self.logprobs, bool) or bool(self.prompt))
         if not number or not 0 <= self.logprobs <= 20:
             raise ValueError("logprobs is true or false; with a prompt it is a number up to 20")
@@ -127,7 +129,7 @@ class Asked(Given):
     def options(self, settings: Any) -> Options:
         """The given values over the settings'. Raises Refused."""
         known = {f.name for f in fields(Options)}
-        given = {name: value for name, value in self if name in known and value is not None}
+        given = {name: value for name, value in self if name in self.model_fields_set & known}
         for name, value in (self.model_extra or {}).items():
             if name not in (*NEUTRAL, *WITHOUT_EFFECT):
                 raise Refused(400, f"There is no field {name}: leave it out.", name, "unknown_parameter")

@@ -65,6 +65,9 @@ class Number:
         return ("a whole number " if self.whole else "a number ") + span + (f' or "{AUTO}"' if self.auto else "")
 
 
+BIAS, BIASED = Number(-100, 100, whole=False), Number(0, 2**31 - 1)  # of a logit, and its token
+
+
 def _setting(default: Any, check: Callable[[Any], Any]) -> Any:
     return field(default=default, metadata={"check": check})
 
@@ -108,6 +111,15 @@ def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(values, (list, tuple)) or not all(isinstance(v, str) and v for v in values):
         raise ValueError("give a list of texts that are not empty")
     return tuple(values)
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """From a mapping of token ids (JSON has them as texts), or pairs."""
+    try:
+        pairs = [(int(token), bias) for token, bias in (value.items() if isinstance(value, Mapping) else value)]
+        return tuple(sorted((BIASED(token), BIAS(bias)) for token, bias in pairs))
+    except (TypeError, ValueError):
+        raise ValueError(f"give token ids, and for each {BIAS}") from None
 
 
 def _addresses(value: Any) -> tuple[str, ...]:
@@ -162,6 +174,10 @@ class Settings:
     top_k: int = _number(0, 0, 2**31 - 1)
     top_p: float = _number(1.0, 0, 1, whole=False, above=True)
     min_p: float = _number(0.0, 0, 1, whole=False)
+    repetition_penalty: float = _number(1.0, 0, 10, whole=False, above=True)  # of what prompt or answer holds
+    presence_penalty: float = _number(0.0, -2, 2, whole=False)  # of what the answer holds
+    frequency_penalty: float = _number(0.0, -2, 2, whole=False)  # and once more each time it does
+    logit_bias: tuple[tuple[int, float], ...] = _setting((), _biases)  # token id: what is added to its logit
     seed: int = _number(0, 0, 2**63 - 1)
     stop: tuple[str, ...] = _setting((), _texts)
     system: str = _setting("", _text)

@@ -96,7 +96,9 @@ class FakeEngine(Ready):
         self.rate, self.context_length, self.ended = rate, context_length, ended
         self._line: list[object] = []
 
-    def reply(self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]) -> Iterator[Step]:
+    def reply(
+        self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool], _party: str = ""
+    ) -> Iterator[Step]:
         """One answer at a time, first come, first served."""
         ticket = object()
         self._line.append(ticket)

@@ -13,6 +13,7 @@ from duochat.engine.choosing import choose
 from duochat.engine.lanes import Cancelled, Candidates, Drafter, never
 from duochat.engine.llama.library import Llama
 from duochat.engine.llama.tree_cache import Entry, TreeCache, common
+from duochat.engine.penalties import changes, path, penalised
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
 
@@ -77,9 +78,12 @@ class LlamaDrafter(Drafter):
         entries = [self._find(node, root) for node in nodes]
         new = self._cache.decode(cancelled)
         started = time.perf_counter()
-        for entry, logits in zip(new, self._llama.logits(len(new)) if new else (), strict=True):
-            position = self._start + entry.position + 1
-            entry.note = choose(logits, position, sampling, self.candidates, self._llama.names)
+        names, rows = self._llama.names, self._llama.logits(len(new)) if new else ()
+        made = changes(context, [path(entry, len(context) - self._start) for entry in new], sampling) if new else None
+        made = made and made.among(names, rows.shape[1])
+        for number, entry in enumerate(new):
+            with penalised(rows[number], made, number) as row:
+                entry.note = choose(row, self._start + entry.position + 1, sampling, self.candidates, names)
         return [entry.note for entry in entries], time.perf_counter() - started
 
     def _near(self, context: Sequence[int]) -> Sequence[int]:
@@ -92,11 +96,7 @@ class LlamaDrafter(Drafter):
         return context[self._start :]
 
     def _find(self, node: Node, root: Entry) -> Entry:
-        path = []
-        while node.position > self._start + root.position:
-            path.append(node.token)
-            node = node.parent
-        return self._cache.grow(root, reversed(path))
+        return self._cache.grow(root, path(node, self._start + root.position + 1))
 
     def measure(
         self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7

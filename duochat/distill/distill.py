@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hard", type=float, default=0.25, help="weight of the target's most likely token beside its distribution")
     add("--workers", type=int, help="worker processes (default: one a GPU, else one)")
     add("--seed", type=int, default=0)
-    add("--no-compile", action="store_true", help="train without torch.compile")
+    add("--no-compile", action="store_true", help="without torch.compile and CUDA graphs")
     add("--worker", type=int, help=argparse.SUPPRESS)
     add("--deadline", type=float, help=argparse.SUPPRESS)
 
@@ -101,7 +101,7 @@ def _option_names() -> set[str]:
 
 
 def _supervise(commands: Sequence[list[str]], work: Path, deadline: float) -> None:
-    """Run the workers; one that dies is started again from its checkpoint, from the second time on uncompiled."""
+    """Run the workers; one that dies is started again from its checkpoint, uncompiled."""
     running = {k: subprocess.Popen(command) for k, command in enumerate(commands)}
     deaths = dict.fromkeys(running, 0)
     while running:
@@ -115,7 +115,7 @@ def _supervise(commands: Sequence[list[str]], work: Path, deadline: float) -> No
             deaths[k] += 1
             log.error("worker %d died (status %d)", k, process.returncode)
             if deaths[k] <= RESTARTS and (time.time() < deadline - 15 or deaths[k] == 1):
-                running[k] = subprocess.Popen([*commands[k], *(["--no-compile"] if deaths[k] > 1 else [])])
+                running[k] = subprocess.Popen([*commands[k], "--no-compile"])
 
 
 def _finish(args: argparse.Namespace, names: list[str]) -> None:
@@ -191,7 +191,9 @@ class Worker:
         made = len(list(self.work.glob(f"text-{self.id}-*.npz")))
         seed = self.args.seed + 1000 * self.id + made
         total, began = 0, time.monotonic()
-        for number, text in enumerate(written(self.target, self.source, self._batches(), seed, until), start=made):
+        for number, text in enumerate(
+            written(self.target, self.source, self._batches(), seed, until, self.compiled), start=made
+        ):
             text.save(self.work / f"text-{self.id}-{number:04d}.npz")
             total += text.tokens.size
             speed = total / (time.monotonic() - began)
@@ -251,7 +253,7 @@ class Worker:
             return
         asked = evaluate.prompts(self.args.prompts, self.args.limit)
         length, temperature = self.args.answer_tokens, TEMPERATURES[kind]
-        answers = evaluate.answers(self.exact, self.source, asked, length, temperature)
+        answers = evaluate.answers(self.exact, self.source, asked, length, temperature, self.compiled)
         _write_json(path, [vars(one) for one in answers])
         self._say("%s answers to %d prompts, %.0f s", kind, len(answers), time.monotonic() - began)
 

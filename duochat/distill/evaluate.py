@@ -55,13 +55,18 @@ def _first_turn(line: str) -> str:
 
 
 def answers(
-    target: Llama, source: Source, asked: dict[str, list[str]], tokens: int, temperature: float
+    target: Llama,
+    source: Source,
+    asked: dict[str, list[str]],
+    tokens: int,
+    temperature: float,
+    captured: bool = False,
 ) -> list[Answered]:
     """The target's answers of at most `tokens` tokens, end of turn included; prompts that are too long are left out."""
     chat = Format.of(source)
     found = []
     for room, group in _by_room(source, asked):
-        writer = Writer(target, chat, len(group), room + tokens)
+        writer = Writer(target, chat, len(group), room + tokens, captured)
         written = writer.answer([ids for _, ids in group], temperature)
         for (task, ids), row in zip(group, written.tokens.tolist(), strict=True):
             answer = row[len(ids) : len(ids) + tokens]

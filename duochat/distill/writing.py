@@ -141,15 +141,15 @@ def _padded(rows: Sequence[Sequence[int]], width: int, fill: int = -1) -> list[l
 
 
 class Writer:
-    """Lets the target write a batch of rows of `length` tokens; the step is a CUDA graph per bucket of positions."""
+    """Lets the target write a batch of rows of `length` tokens; captured: the step is a CUDA graph for each BUCKET."""
 
-    def __init__(self, target: Llama, chat: Format, batch: int, length: int, queue: int = 64) -> None:
+    def __init__(self, target: Llama, chat: Format, batch: int, length: int, captured: bool = False) -> None:
         device = target.token_embd.weight.device
         self.target, self.chat, self.batch, self.length, self.device = target, chat, batch, length, device
         self.caches = target.cache(batch, length)
         columns = dict.fromkeys(("token", "place", "role", "count"), torch.int64)
         self.state = {k: torch.zeros(batch, dtype=t, device=device) for k, t in columns.items()}
-        width = max(queue, len(chat.to_user) + 24)
+        width = max(64, len(chat.to_user) + 24)
         self.queue, self.follow = (torch.full((batch, width), -1, device=device) for _ in range(2))
         self.to_answer = torch.tensor(_padded([chat.to_answer], width), device=device)
         self.temperature = torch.zeros(batch, 2, device=device)
@@ -160,7 +160,7 @@ class Writer:
         self.logits = torch.zeros_like(self.likely, dtype=torch.float16)
         self.ends = torch.tensor(chat.ends, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.steps: dict[int, Callable[[], None]] = {}
+        self.captured, self.steps = captured, dict[int, Callable[[], None]]()
 
     def write(self, rows: Sequence[Row]) -> Text:
         """The text of these rows."""
@@ -211,12 +211,12 @@ class Writer:
         bucket = min((at // BUCKET + 1) * BUCKET, self.length)
         if bucket not in self.steps:
             seen = torch.arange(bucket, device=self.device)
-            self.steps[bucket] = self._captured(lambda: self._advance(seen))
+            self.steps[bucket] = self._capture(lambda: self._advance(seen))
         return self.steps[bucket]
 
-    def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step as a CUDA graph where there is CUDA. Its warm-up runs change the state, so that is restored."""
-        if self.device.type != "cuda":
+    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step as a CUDA graph if wanted. Its warm-up runs change the state, so that is restored."""
+        if not self.captured:
             return step
         kept = [*self.state.values(), self.queue, self.at, self.tokens, self.answers, self.likely, self.logits]
         saved = [t.clone() for t in kept]
@@ -315,7 +315,12 @@ class Text:
 
 
 def written(
-    target: Llama, source: Source, batches: Sequence[tuple[int, int, float]], seed: int, until: float
+    target: Llama,
+    source: Source,
+    batches: Sequence[tuple[int, int, float]],
+    seed: int,
+    until: float,
+    captured: bool = False,
 ) -> Iterator[Text]:
     """Texts until the clock (time.monotonic) says `until`; batches: (rows, length, share of the time), long ones > 512.
 
@@ -326,7 +331,7 @@ def written(
     done = 0.0
     for kind, (rows, length, share) in enumerate(batches):
         done += share
-        stop, writer = start + (until - start) * done, Writer(target, chat, rows, length)
+        stop, writer = start + (until - start) * done, Writer(target, chat, rows, length, captured)
         first, took = True, 0.0
         while first or time.monotonic() + took * 0.7 < stop:
             began = time.monotonic()

@@ -340,6 +340,39 @@ def test_a_pair_that_cannot_be_fetched_leaves_the_other_in_use(start):
     assert said(answer(worker)) == "Hello from the engine."
 
 
+def test_where_there_is_room_the_pair_in_use_answers_until_the_other_is_loaded(start):
+    worker = start()
+    answer(worker)
+    changing = threading.Thread(target=worker.change, args=[FakeSettings(text="Other.", load_s=1.5), True])
+    changing.start()
+    until(lambda: worker.status()["choosing"] == ("reading the fake target", 1, 2))
+    assert said(answer(worker)) == "Hello from the engine."
+    assert worker.status()["choosing"]
+    changing.join()
+    assert worker.status()["choosing"] is None
+    assert said(answer(worker)) == "Other."
+
+
+def test_a_pair_that_fails_beside_the_one_in_use_touches_nothing(start):
+    worker = start()
+    answer(worker)
+    pid = worker.status()["pid"]
+    with pytest.raises(DuoChatError, match="does not fit"):
+        worker.change(FakeSettings(fault="load refuses"), beside=True)
+    assert worker.status()["pid"] == pid
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_a_change_can_be_cancelled_while_it_is_fetched(start):
+    worker, stop = start(), threading.Event()
+    answer(worker)
+    threading.Timer(0.3, stop.set).start()
+    with pytest.raises(DuoChatError, match="cancelled"):
+        worker.change(FakeSettings(check_s=60), cancelled=stop.is_set)
+    assert worker.status()["choosing"] is None
+    assert said(answer(worker)) == "Hello from the engine."
+
+
 @pytest.mark.parametrize("fault", ["load refuses", "load dies of SIGKILL"])
 def test_a_pair_that_cannot_be_loaded_gives_the_other_back(start, fault):
     """For whoever asks meanwhile too, and the reason is told."""

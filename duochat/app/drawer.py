@@ -50,7 +50,7 @@ class Controls:
 
     def __init__(self, defaults: Options, context_length: int) -> None:
         self.decoder = gr.Radio(
-            [(f"{name}: {line}", key) for key, (name, line) in DECODERS.items()], value=defaults.decoder,
+            [(f"{name}: {line}", key) for key, (name, line) in reversed(DECODERS.items())], value=defaults.decoder,
             label="Decoder", elem_id="decoder",
         )  # fmt: skip
         self.preset = gr.Radio(list(PRESETS), value=preset_of(defaults), label="Sampling", elem_id="preset")
@@ -73,6 +73,7 @@ class Controls:
             json.dumps(dict(d.logit_bias)), lines=1, label="Logit bias", info='{"token id": what is added}'
         )
         self.seed = number(d.seed, "Seed", "The same seed gives the same text with every decoder")
+        gr.Checkbox(False, label="Keep the seed", info="“Answer again” takes another one otherwise", elem_id="pinned")
 
     def _limits(self, d: Options, context_length: int) -> None:
         self.max_tokens = slider(1, context_length, d.max_tokens, 1, "Max tokens", "An answer ends here at the latest")
@@ -97,10 +98,11 @@ class Controls:
         for field in self.inputs:
             field.input(None, self.inputs, None, js=KEEP)
 
-    def updates(self, options: Options) -> list[Any]:
+    def updates(self, options: Options, context_length: int) -> list[Any]:
         """Values for `inputs`, then for the preset."""
         values = [getattr(options, f.name) for f in fields(Options)]
-        shown = {"stop": stop_lines(options.stop), "draft_budget": shown_budget(options)}
+        longest = gr.update(value=min(options.max_tokens, context_length), maximum=context_length)
+        shown = {"stop": stop_lines(options.stop), "draft_budget": shown_budget(options), "max_tokens": longest}
         shown["logit_bias"] = json.dumps(dict(options.logit_bias))
         return [shown.get(f.name, v) for f, v in zip(fields(Options), values, strict=True)] + [preset_of(options)]
 

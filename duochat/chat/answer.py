@@ -109,8 +109,9 @@ class Engine(Protocol):
         """Measure both devices anew, when it is its turn; returns the hardware. Raises DuoChatError."""
         ...
 
-    def change(self, settings: Settings) -> None:
-        """Load another pair. Raises DuoChatError with the reason when it cannot be; the one before is then in use."""
+    def change(self, settings: Settings, beside: bool = False, cancelled: Callable[[], bool] = ...) -> None:
+        """Load another pair, beside the present one if there is room, else in its place. Raises DuoChatError with the
+        reason when it cannot be or was cancelled; the one before is then in use."""
         ...
 
     def close(self) -> None:

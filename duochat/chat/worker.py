@@ -294,19 +294,18 @@ class Worker(Engine):
         finally:
             self._line.leave(ticket)
 
-    def change(self, settings: Any) -> None:
-        """Fetched and checked beside the present pair, which goes on answering; then loaded in its place, after the
-        requests before this one."""
+    def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = never) -> None:
+        """Fetched and checked beside the present pair, which goes on answering; then loaded beside it too, or in its
+        place, after the requests before this one."""
         with self._lock:
             if self._next is not None:
                 raise DuoChatError("Another pair of models is being fetched: wait for it, then choose again.")
             self._next = candidate = self._start(settings)
         try:
-            while not candidate.checked:
-                if candidate.state == "dead":
-                    raise DuoChatError(candidate.fault)
-                candidate.look()
-                sleep(TICK)
+            self._until(lambda: candidate.checked, candidate, cancelled)
+            if beside:
+                candidate.send("load", 0)
+                self._until(lambda: candidate.state == "ready", candidate, cancelled)
             self._put(candidate)
         finally:
             self._next = None
@@ -317,6 +316,17 @@ class Worker(Engine):
         if self._child.settings is not settings:
             raise DuoChatError(self._refused)
 
+    @staticmethod
+    def _until(reached: Callable[[], bool], child: _Child, cancelled: Callable[[], bool]) -> None:
+        """Raises DuoChatError when the child died before, or when it was cancelled."""
+        while not reached():
+            if child.state == "dead":
+                raise DuoChatError(child.fault)
+            if cancelled():
+                raise DuoChatError("It was cancelled: the pair before is still in use.")
+            child.look()
+            sleep(TICK)
+
     def _put(self, candidate: _Child) -> None:
         """In place of the present child: at once if that is still loading, else when it is this one's turn."""
         ticket = self._line.join()
@@ -325,10 +335,12 @@ class Worker(Engine):
                 pass
             with self._lock:
                 old, self._child = self._child, candidate
-                candidate.fallback = old.settings if old.state == "ready" else old.fallback
                 self._refused = ""
+                if candidate.state != "ready":
+                    candidate.fallback = old.settings if old.state == "ready" else old.fallback
             old.close()
-            candidate.send("load", 0)
+            if candidate.state != "ready":
+                candidate.send("load", 0)
         finally:
             self._line.leave(ticket)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from duochat.models import folder, gguf, store, tokenizer, weights
 from duochat.models.store import Progress, silent
 
-FORMAT = 2  # raise it when the converted folder's content changes
+FORMAT = 3  # raise it when the converted folder's content changes
 
 
 def target_folder(path: Path, progress: Progress | None = None) -> Path:
@@ -19,14 +18,13 @@ def target_folder(path: Path, progress: Progress | None = None) -> Path:
         folder.refuse_broken(path)
         return folder.with_tokenizer(path, progress)
     header = gguf.read(path)
-    config = weights.config(header)  # refuses what has none before its gigabytes are read
+    weights.config(header)  # refuses what has none before its gigabytes are read
 
     def build(partial: Path) -> None:
         partial.mkdir()
-        progress(f"Reading the vocabulary of {path.name}", 0, 0)
-        (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        progress(f"Unpacking the weights of {path.name}", 0, 0)
+        weights.unpack(header, partial)
         tokenizer.write_tokenizer(header, partial)
-        weights.write_weights(header, partial, progress)
 
     return store.make_once(converted(header, progress), build, progress)
 

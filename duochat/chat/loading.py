@@ -43,6 +43,7 @@ def _load(files: Files, settings: Settings, progress: Progress, alone: bool) -> 
     engine = Engine.load(settings, progress, files)
     if engine.fault and not alone:
         raise DuoChatError(engine.fault)
+    engine.target.eos |= tokenizer.eos  # fine-tunes come whose other settings name another end token, or none
     return Chat(engine, tokenizer)
 
 

@@ -84,9 +84,14 @@ def usable(folder: Path, kind: str = "") -> Iterator[None]:
     except DuoChatError:
         raise
     except Exception as fault:
-        why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        why = first_line(fault)
         what = f"{folder} cannot be loaded as a causal language model{kind and f' of kind {kind}'}"
         raise DuoChatError(f"{what} ({why}): choose another target.") from fault
+
+
+def first_line(fault: BaseException) -> str:
+    """Of what an exception says, else its kind."""
+    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def prepare(settings: Settings, progress: Progress, alone: bool = True) -> Load:
 def _load(files: Files, settings: Settings, progress: Progress, alone: bool) -> Chat:
     from duochat.chat.chat import Chat
     from duochat.chat.text import Tokenizer
-    from duochat.engine.engine import Engine  # torch and llama_cpp come with it
+    from duochat.engine.engine import Engine  # llama_cpp comes with it
     from duochat.models import target_folder
 
     own = files.target if files.backend == "llama" else target_folder(files.target, progress)

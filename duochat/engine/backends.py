@@ -14,7 +14,6 @@ from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
 from duochat.engine.llama.drafter import LlamaDrafter
 from duochat.engine.llama.target import LlamaTarget
-from duochat.engine.pytorch import TorchTarget
 from duochat.models import Progress, target_folder
 from duochat.models.files import Files
 from duochat.models.store import cache_dir
@@ -69,8 +68,10 @@ def _on_llama(settings: Settings, path: Path, progress: Progress) -> LlamaTarget
     )
 
 
-def _on_torch(settings: Settings, path: Path, progress: Progress) -> TorchTarget:
+def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
     """path: a folder, or a GGUF file that is unpacked into the cache."""
+    from duochat.engine.pytorch import TorchTarget  # torch comes with it
+
     folder = target_folder(path, progress)
     progress("Loading the target model", 0, 0)
     auto = settings.target_threads == AUTO

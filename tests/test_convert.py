@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import tokenizers
 import toy_models
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
@@ -17,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from toy_models import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf, write_sentencepiece
 
 from duochat import DuoChatError
+from duochat.chat.text import Tokenizer
 from duochat.models import gguf, require_target, target_folder, weights
 from duochat.models import tokenizer as conversion
 from duochat.models.convert import converted
@@ -293,34 +293,26 @@ def test_weights_that_are_not_whole(tmp_path):
         target_folder(folder)
 
 
-def test_a_folder_with_pieces_only_gets_a_tokenizer(tmp_path):
-    """The Vicuna folders on the hub are such; the user's folder is left alone."""
+def test_a_folder_with_pieces_only_is_read(tmp_path):
+    """The Vicuna folders on the hub are such."""
     folder = model_folder(tmp_path / "m", model_bin="weights")
-    pieces = sentencepiece_vocabulary()
-    write_sentencepiece(folder / "tokenizer.model", *pieces)
-    before = sorted(folder.iterdir())
-    joined = target_folder(folder)
-    assert (joined / "model.bin").read_text() == "weights"
-    made = tokenizers.Tokenizer.from_file(str(joined / "tokenizer.json"))
-    assert [made.id_to_token(id) for id in range(made.get_vocab_size())] == pieces[0]
-    assert made.encode("the model").tokens == ["▁the", "▁model"]
-    assert sorted(folder.iterdir()) == before
-    assert target_folder(folder) == joined
+    write_sentencepiece(folder / "tokenizer.model", *sentencepiece_vocabulary())
+    assert target_folder(folder) == folder
+    tokens = sentencepiece_vocabulary()[0]
+    assert [tokens[id] for id in Tokenizer.load(folder).encode("the model")] == ["▁the", "▁model"]
 
 
 def test_a_unigram_vocabulary_is_refused(tmp_path):
-    folder = model_folder(tmp_path / "m", model_bin="")
-    write_sentencepiece(folder / "tokenizer.model", *sentencepiece_vocabulary(), model_type=1)
+    write_sentencepiece(tmp_path / "tokenizer.model", *sentencepiece_vocabulary(), model_type=1)
     with pytest.raises(DuoChatError, match="unigram vocabulary"):
-        target_folder(folder)
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"\x0a", b"\x0a\xff\xff\xff\xff", b"not pieces", b"\x0a\x02\x08\x01"])
 def test_damaged_pieces_are_refused(tmp_path, content):
-    folder = model_folder(tmp_path / "m", model_bin="")
-    (folder / "tokenizer.model").write_bytes(content)
+    (tmp_path / "tokenizer.model").write_bytes(content)
     with pytest.raises(DuoChatError, match=r"tokenizer.model is (no SentencePiece model|a unigram)"):
-        target_folder(folder)
+        Tokenizer.load(tmp_path)
 
 
 def test_folders_that_are_not_whole(tmp_path):
@@ -330,7 +322,7 @@ def test_folders_that_are_not_whole(tmp_path):
     with pytest.raises(DuoChatError, match="has no weights"):
         require_target(model_folder(tmp_path / "a", tokenizer_json="{}"))
     with pytest.raises(DuoChatError, match="has no tokenizer"):
-        target_folder(model_folder(tmp_path / "b", model_bin=""))
+        Tokenizer.load(model_folder(tmp_path / "b", model_bin=""))
 
 
 @pytest.fixture(scope="module")

@@ -36,10 +36,8 @@ def _load(files: Files, settings: Settings, progress: Progress, alone: bool) -> 
     from duochat.chat.chat import Chat
     from duochat.chat.text import Tokenizer
     from duochat.engine.engine import Engine  # llama_cpp comes with it
-    from duochat.models import target_folder
 
-    own = files.target if files.backend == "llama" else target_folder(files.target, progress)
-    tokenizer = Tokenizer.load(own, settings.chat_template)
+    tokenizer = Tokenizer.load(files.target, settings.chat_template)
     engine = Engine.load(settings, progress, files)
     if engine.fault and not alone:
         raise DuoChatError(engine.fault)

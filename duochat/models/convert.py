@@ -12,11 +12,11 @@ FORMAT = 3  # raise it when the converted folder's content changes
 
 
 def target_folder(path: Path, progress: Progress | None = None) -> Path:
-    """The folder with config.json, tokenizer and weights of a target. Raises DuoChatError when there can be none."""
+    """The folder with config.json and weights of a target. Raises DuoChatError when there can be none."""
     progress = progress or silent
     if path.is_dir():
         folder.refuse_broken(path)
-        return folder.with_tokenizer(path, progress)
+        return path
     header = gguf.read(path)
     weights.config(header)  # refuses what has none before its gigabytes are read
 

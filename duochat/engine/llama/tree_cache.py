@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from duochat.engine.lanes import Cancelled
+from duochat.engine.lanes import Cancelled, common
 from duochat.engine.llama.library import BATCH, Llama
 
 Progress = Callable[[int, int], None]
@@ -83,7 +83,7 @@ class TreeCache:
         without it a chunk.
         """
         path = context[:-1]
-        self._cut(_common(self.tokens, path))
+        self._cut(common(self.tokens, path))
         end = self.end
         while end.position + 1 < len(path) and (child := self._held(end, path[end.position + 1])):
             end = child
@@ -274,11 +274,3 @@ class TreeCache:
             entry.seq = next(iter(entry.children.values())).seq
             entry = entry.parent
         self._release([seq])
-
-
-def _common(held: list[int], context: Sequence[int]) -> int:
-    """Length of the longest common prefix; quick when it is all that is held."""
-    if context[: len(held)] == held:
-        return len(held)
-    pairs = enumerate(zip(held, context, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(held), len(context)))

@@ -14,6 +14,7 @@ from duochat import DuoChatError
 from duochat.engine.lanes import Answer, Cancelled, Edge, Target, common, never
 from duochat.engine.llama.sample import sample
 from duochat.engine.native.library import MOST, Native
+from duochat.engine.penalties import changes, paths, penalised
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf, tokenizer
 
@@ -96,11 +97,13 @@ class NativeTarget(Target):
         for i, (token, parent) in enumerate(tree):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
             asked[parent + 1].append(i)
-        answer = Answer([], [], [0.0] * len(tree))
+        answer, made = Answer([], [], [0.0] * len(tree)), changes(context, paths(tree), sampling)
         for start in range(0, len(nodes), MOST):
             part = nodes[start : start + MOST]
-            for node, row, below in zip(part, self._native.logits(part, self._threads), asked[start:], strict=False):
-                token, probs = sample(row, node[1] + 1, sampling, [tree[i][0] for i in below])
+            for number, logits in enumerate(self._native.logits(part, self._threads), start):
+                below = asked[number]
+                with penalised(logits, made, number) as row:
+                    token, probs = sample(row, nodes[number][1] + 1, sampling, [tree[i][0] for i in below])
                 answer.tokens.append(token)
                 answer.probs.append(probs[0])
                 for i, prob in zip(below, probs[1:], strict=True):

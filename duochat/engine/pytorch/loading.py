@@ -52,7 +52,8 @@ def load(
             if memory.ran_out(fault):
                 raise need.too_small(length, memory.free(place) or 0) from fault
             raise
-    made.prompt_threads = prompt_threads if place.type == "cpu" else 0
+    if made.shares_cores:
+        made.threads, made.prompt_threads = torch.get_num_threads(), prompt_threads
     made.facts |= {"target": told} if told else {}
     return made
 
@@ -176,4 +177,4 @@ def weight_bytes(model: torch.nn.Module) -> int:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return {"cpu": f"CPU, {torch.get_num_threads()} threads", "mps": "Apple GPU"}.get(device.type, device.type)
+    return {"cpu": "CPU", "mps": "Apple GPU"}.get(device.type, device.type)

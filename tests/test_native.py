@@ -144,7 +144,7 @@ def in_full(path, copy):
     header, writer = read(path), gguf.GGUFWriter(copy, "llama")
     for key, value in header.metadata.items():
         if key.startswith("llama."):
-            trim_module._add(writer, key, value)
+            trim_module.add_entry(writer, key, value)
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(len(header.tokens))
     for tensor in header.tensors:

@@ -17,8 +17,7 @@ from typing import Any
 
 import llama_cpp
 
-from duochat import DuoChatError
-from duochat.engine.lanes import Answer, Cancelled, Edge, Target, never
+from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
 from duochat.engine.llama.line_cache import LineCache
@@ -107,44 +106,10 @@ class LlamaTarget(Target):
         target.notes += [found.note] if found.note else []
         return target
 
-    def verify(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Answer:
-        """See `lanes.Target.verify`."""
-        return self._begin(context, tree, sampling, cancelled, progress)()
-
-    def begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Callable[[], Answer]:
-        """See `lanes.Target.begin`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
-        begin = super().begin if self.shares_cores else self._begin
-        return begin(context, tree, sampling, cancelled, progress)
-
     def _begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None,
+        self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
     ) -> Callable[[], Answer]:
-        if len(context) > self.context_length:
-            raise DuoChatError(
-                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
-                "shorten it or raise context_length."
-            )
-        assert context, "a context has at least one token"
-        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+        """See `lanes.Target`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
         self._llama.arm()
         if cancelled():
             raise Cancelled

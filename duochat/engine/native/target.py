@@ -7,11 +7,11 @@ order of positions, and a sum passes over what is out of sight. So every decoder
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from duochat import DuoChatError
-from duochat.engine.lanes import Answer, Cancelled, Edge, Target, common, never
+from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, common
 from duochat.engine.llama.sample import sample
 from duochat.engine.native.library import MOST, Native
 from duochat.engine.penalties import changes, paths, penalised
@@ -43,27 +43,14 @@ class NativeTarget(Target):
         """See `Target.set_threads`."""
         self._threads, self._reading = threads, reading or threads
 
-    def verify(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Answer:
-        """See `lanes.Target.verify`."""
-        if len(context) > self.context_length:
-            raise DuoChatError(
-                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
-                "shorten it or raise context_length."
-            )
-        assert context, "a context has at least one token"
-        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+    def _begin(
+        self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
+    ) -> Callable[[], Answer]:
         if cancelled():
             raise Cancelled
         self._keep(context[:-1])
         self._read(context, cancelled, progress)
-        return self._sample(context, tree, sampling)
+        return partial(self._sample, context, tree, sampling)
 
     def _keep(self, past: Sequence[int]) -> None:
         """Forget what does not lead to the context; what it goes along of the last tree moves to its place."""
@@ -76,9 +63,7 @@ class NativeTarget(Target):
         del held[shared:]
         self._tree = {}
 
-    def _read(
-        self, context: Sequence[int], cancelled: Callable[[], bool], progress: Callable[[int, int], None] | None
-    ) -> None:
+    def _read(self, context: Sequence[int], cancelled: Stopped, progress: Reading) -> None:
         """All but the last token of the context."""
         while (start := len(self._tokens)) < (end := min(start + CHUNK, len(context) - 1)):
             for first in range(start, end, MOST):

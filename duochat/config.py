@@ -145,7 +145,9 @@ class Settings:
 
     # The engine
     decoder: str = _choice("duotree", *DECODERS)
-    backend: str = _choice(AUTO, AUTO, "torch", "llama")  # what runs the target; auto: by its files and this machine
+    backend: str = _choice(
+        AUTO, AUTO, "torch", "llama", "native"
+    )  # what runs the target; auto: by its files and this machine
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
     draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file

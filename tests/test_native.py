@@ -32,7 +32,7 @@ from duochat.models.gguf import read
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 
-Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
+Q4_0, Q4_1, Q8_0 = (gguf.GGMLQuantizationType[kind] for kind in ("Q4_0", "Q4_1", "Q8_0"))
 HERE = Path(__file__).parent
 GREEDY = Sampling()
 VOCABULARY = 600
@@ -41,7 +41,9 @@ VOCABULARY = 600
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory) -> dict:
     folder, tokens = tmp_path_factory.mktemp("toys"), byte_level_vocabulary(VOCABULARY)
-    return {kind: write_gguf(folder / f"{kind.name}.gguf", vocabulary=tokens, quantized=kind) for kind in (Q4_0, Q8_0)}
+    return {
+        kind: write_gguf(folder / f"{kind.name}.gguf", vocabulary=tokens, quantized=kind) for kind in (Q4_0, Q4_1, Q8_0)
+    }
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def decoded(lane, monkeypatch) -> list[int]:
 # ---------------------------------------------------------------- the same model as llama.cpp's
 
 
-@pytest.mark.parametrize("kind", [Q4_0, Q8_0], ids=["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0], ids=["Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("vocabulary", ["auto", 100], ids=["whole", "cut"])
 def test_candidates_are_those_of_llama_cpp(toys, kind, vocabulary):
     ours = native.load(toys[kind], 300, 2, vocabulary)

@@ -58,9 +58,9 @@ class Models:
         """
         status, settings = self.engine.status(), self.settings
         told = {name: status[name] for name in ("state", "loading", "choosing", "error", "hardware")}
-        exact = settings.reproducible or told["hardware"].get("target_dtype", "float32") == "float32"
         return {
-            "target": short_name(settings.target), "draft": short_name(settings.draft), "exact": exact,
+            "target": short_name(settings.target), "draft": short_name(settings.draft),
+            "exact": told["hardware"].get("target_exact", True),
             "demonstration": settings.target == self._shipped.target, "used": [settings.target, settings.draft],
             "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
             "context_length": settings.context_length, **told,

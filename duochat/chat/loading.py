@@ -38,7 +38,7 @@ def _load(files: Files, settings: Settings, progress: Progress, alone: bool) -> 
     from duochat.engine.engine import Engine  # llama_cpp comes with it
     from duochat.models import target_folder
 
-    own = files.target if files.backend == "llama" else target_folder(files.target, progress)
+    own = target_folder(files.target, progress) if files.backend == "torch" else files.target
     tokenizer = Tokenizer.load(own, settings.chat_template)
     engine = Engine.load(settings, progress, files)
     if engine.fault and not alone:

@@ -55,7 +55,8 @@ def load(
                 raise need.too_small(length, memory.free(place) or 0) from fault
             raise
     made.eos |= end
-    made.prompt_threads = prompt_threads if place.type == "cpu" else 0
+    if made.shares_cores:
+        made.threads, made.prompt_threads = torch.get_num_threads(), prompt_threads
     made.facts |= {"target": told} if told else {}
     return made
 
@@ -190,4 +191,4 @@ def weight_bytes(model: torch.nn.Module) -> int:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return {"cpu": f"CPU, {torch.get_num_threads()} threads", "mps": "Apple GPU"}.get(device.type, device.type)
+    return {"cpu": "CPU", "mps": "Apple GPU"}.get(device.type, device.type)

@@ -236,8 +236,7 @@ def check(args: argparse.Namespace) -> int:
     target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
     bar.close()
     backend_of(target, settings.backend)
-    words = target if target.is_file() else models.target_folder(target)
-    Tokenizer.load(words, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
+    Tokenizer.load(target, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
     pair = models.check_pair(target, draft)
     if args.json:
         print(json.dumps({"target": settings.target, "draft": settings.draft} | pair.to_dict()))

@@ -209,19 +209,17 @@ def check(name: str, value: Any, most: int | None = None) -> Any:
         raise DuoChatError(f"{name} is {value!r}: {fault}.") from None
 
 
-def load(path: str | Path | None = None, base: Settings | None = None, **overrides: Any) -> Settings:
+def load(path: str | Path | None = None, **overrides: Any) -> Settings:
     """Settings from a YAML file or the name of a preset, with `overrides` that are not None laid over them.
 
-    path None reads `configs/default.yaml`; a file that names no pair gets the default one. base: settings that hold
-    for what the file leaves out, its pair apart. A path in a file is relative to that file. Raises DuoChatError on
-    an unreadable file, an unknown key or a value out of range.
+    path None reads `configs/default.yaml`; a file that names no pair gets the default one. A path in a file is relative
+    to that file. Raises DuoChatError on an unreadable file, an unknown key or a value out of range.
     """
     default = CONFIGS / "default.yaml"
     source = default if path is None else _find(path)
     pair = {k: v for k, v in _read(default).items() if k in ("target", "draft")} if source != default else {}
-    kept = {k: v for k, v in vars(base).items() if k not in PAIR} if base else {}
     try:
-        settings = Settings(**kept | pair | _read(source))
+        settings = Settings(**pair | _read(source))
     except DuoChatError as fault:
         raise DuoChatError(f"In {source}: {fault}") from None
     return replace(settings, **{k: v for k, v in overrides.items() if v is not None})

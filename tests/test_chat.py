@@ -347,14 +347,6 @@ class TestReply:
         assert sum(len(s.round.tokens) for s in steps[1:]) == len("one END")
         assert steps[-1].finish == "stop"
 
-    def test_the_vocabularys_own_end_token_ends_the_answer(self):
-        """Fine-tunes come whose other settings name another end token, or none."""
-        tokenizer = byte_tokenizer()
-        engine = SayingEngine([*tokenizer.encode("Hi"), EOS, *tokenizer.encode("more")], width=2, eos=())
-        steps = list(Chat(engine, tokenizer).reply([user("Hi")], Options()))
-        assert ("".join(s.text for s in steps), steps[-1].finish) == ("Hi", "stop")
-        assert [t for s in steps[1:] for t in s.round.tokens] == [*tokenizer.encode("Hi"), EOS]
-
     def test_held_text_is_released_at_the_limit(self):
         steps = list(chat_that_says("abEND").reply([user("Hi")], Options(stop=("END",), max_tokens=4)))
         assert [s.pieces for s in steps[1:]] == [("a",), ("b",), ("",), ("EN",)]

@@ -187,7 +187,7 @@ def test_words_that_are_no_utf8_are_replaced(engine, run):
         (["chat", "Hi", "--max-tokens", "0"], "max_tokens is 0"),
         (["chat", "Hi", "--max-tokens", "1000000000"], "max_tokens is 1000000000"),
         (["chat", "Hi", "--draft-budget", "many"], "invalid number_or_auto value"),
-        (["chat", "Hi", "--decoder", "fast"], "decoder is 'fast': choose one of autoregressive"),
+        (["chat", "Hi", "--decoder", "fast"], "decoder is 'fast': choose one of duotree"),
         (["chat", "Hi", "--config", "/no/such.yaml"], "no config file /no/such.yaml"),
         (["chat", "Hi", "--trace", "/no/such/t.jsonl"], "/no/such/t.jsonl cannot be written"),
         (["chat", "Hi", "--frobnicate"], "Unrecognized arguments: --frobnicate: see python -m duochat"),

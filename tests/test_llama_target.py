@@ -300,8 +300,8 @@ def test_no_forward_is_wider_than_rows_agree(load, alone, monkeypatch):
 def test_widths_are_measured_once(load, monkeypatch, tmp_path):
     monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
     load("llama")
-    (store,) = (tmp_path / "probes").glob("widths-*")
-    store.write_text("1 4")
+    (store,) = (tmp_path / "facts").glob("widths-*")
+    store.write_text("[1, 4]")
     assert load("llama").most_nodes == 3
     store.write_text("nonsense")
     assert load("llama").most_nodes == 63

@@ -103,7 +103,7 @@ class Chat:
             messages = conversation(messages, options.system)
             prompt = fit(self.tokenizer, messages, length, options.max_tokens)
         continued = bare or messages[-1]["role"] == "assistant"
-        text = AnswerText(self.tokenizer, options.stop, self.engine.eos | self.tokenizer.eos, continued)
+        text = AnswerText(self.tokenizer, options.stop, self.engine.eos, continued)
         room = min(options.max_tokens, length - len(prompt.ids))
         request = Request(options.sampling(), room, options.decoder, options.draft_budget, text.keep)
         size = {"prompt_tokens": len(prompt.ids), "context_length": length}

@@ -16,7 +16,7 @@ import tokenizers
 
 from duochat import DuoChatError
 from duochat.chat.template import TRANSCRIPT, Messages, Template, read_json, template_of
-from duochat.models import gguf, tokenizer
+from duochat.models import gguf, sentencepiece, tokenizer
 
 CHARACTER_PART = "…"  # shown for a drafted token that is no whole character
 
@@ -222,7 +222,9 @@ def _undecided(text: str, stops: Sequence[str]) -> int:
 
 
 def _read_tokens(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
+    path, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    if not path.is_file() and pieces.is_file():
+        return tokenizer.from_pieces(sentencepiece.read(pieces))
     if not path.is_file():
         raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
     try:

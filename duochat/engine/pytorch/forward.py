@@ -23,6 +23,7 @@ from duochat.engine.pytorch.cache import SPARE, SlotCache
 from duochat.engine.pytorch.memo import Edge, Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Rows, Shape
 from duochat.engine.sampling import Sampling
+from duochat.models.folder import first_line
 
 # Root mean square of the differences, of the logits' spread. Unrelated logits are sqrt(2) apart. Two attentions of
 # transformers' own differ by 0.13 on SmolLM2-135M in bfloat16, and by 8e-6 in float32.
@@ -145,7 +146,7 @@ class Forward:
         except Exception as fault:  # compilers raise their own, and models of strange kinds
             if memory.ran_out(fault):
                 raise
-            self.notes.append(f"{label} failed: {_first_line(fault)}")
+            self.notes.append(f"{label} failed: {first_line(fault)}")
             return None
 
     @torch.no_grad()
@@ -309,10 +310,6 @@ class Graphs:
             function()
         torch._C._cuda_clearCublasWorkspaces()
         return graph
-
-
-def _first_line(fault: BaseException) -> str:
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]
 
 
 def _call(_: Hashable, function: Callable[[], None]) -> None:

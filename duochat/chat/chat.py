@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
 from duochat.chat.answer import Step
-from duochat.chat.text import AnswerText, Messages, Tokenizer
+from duochat.chat.text import THINK, AnswerText, Messages, Tokenizer
 from duochat.config import AUTO, Settings, check
 from duochat.engine.decoding import Request
 from duochat.engine.lanes import never
@@ -106,15 +106,17 @@ class Chat:
         text = AnswerText(self.tokenizer, options.stop, self.engine.eos | self.tokenizer.eos, continued)
         room = min(options.max_tokens, length - len(prompt.ids))
         request = Request(options.sampling(), room, options.decoder, options.draft_budget, text.keep)
+        opening = THINK if not continued and self.tokenizer.opens_thought(prompt.ids) else ""  # the prompt said it
         size = {"prompt_tokens": len(prompt.ids), "context_length": length}
         yield Step(phase="prefill", progress=(0, len(prompt.ids)), notice=_dropped_notice(prompt, length), **size)
         for r in self.engine.decode(prompt.ids, request, cancelled, progress):
             cut_short = r.finish == "length" and room < options.max_tokens
             notice = f"The answer ends here because the context of {length} tokens is full." if cut_short else ""
-            yield replace(self._step(r, text), notice=notice, **size)
+            yield replace(self._step(r, text, "" if r.index else opening), notice=notice, **size)
 
-    def _step(self, r: Round, text: AnswerText) -> Step:
+    def _step(self, r: Round, text: AnswerText, opening: str) -> Step:
         pieces = [text.push(token) for token in r.tokens]
+        pieces[:1] = [opening + piece for piece in pieces[:1]]
         if r.finish and (held := text.flush()):
             pieces[-1:] = ["".join([*pieces[-1:], held])]
         return Step(

@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from fakes import EveryThird
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,11 @@ def test_a_row_of_few_tokens_has_its_own_places():
     assert named.tokens.tolist() == [1, 3]
     assert named.added.tolist() == [[2.0, 3.0]]
     assert made.among(np.array([1, 3]), 2).tokens.tolist() == []
+    ruled = changes(
+        [7], [()], Sampling(grammar=EveryThird(8))
+    )  # token 1, 4, 7 may not come, nor what the target has not
+    assert ruled.among(None, 10).allowed.tolist() == [[True, False, True, True, False, True, True, False, False, False]]
+    assert ruled.among(np.array([0, 4, 6, 9]), 4).allowed.tolist() == [[True, False, True, False]]
 
 
 def test_biases_come_from_a_mapping_or_pairs():

@@ -15,6 +15,7 @@ from uuid import uuid4
 import tokenizers
 
 from duochat import DuoChatError
+from duochat.chat.grammar import Schemas
 from duochat.chat.template import TRANSCRIPT, Messages, Template, read_json, template_of
 from duochat.models import gguf, tokenizer
 
@@ -87,6 +88,10 @@ class Tokenizer:
         text = self._template.render(messages[:-1] if tail else messages)
         text += tail.removeprefix(THINK) if text.endswith(THINK) else tail
         return self._apart(text, mark) if mark in text else self.encode(text)
+
+    def schemas(self, vocabulary: int, ends: Iterable[int]) -> Schemas:
+        """What makes grammars of JSON schemas. vocabulary: of the model, which may be larger."""
+        return Schemas(self._tokens.to_str(), vocabulary, self.eos | {*ends})
 
     def opens_thought(self, ids: Sequence[int]) -> bool:
         """Does a prompt end with the tag that begins what a model thinks before it answers?"""

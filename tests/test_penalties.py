@@ -23,6 +23,7 @@ PENALISED = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.6, -1.0]),
     frequency_penalty=st.sampled_from([0.0, 0.1]),
     logit_bias=st.sampled_from([(), ((3, -100.0),), ((0, 1.5), (29, 0.1))]),
+    grammar=st.sampled_from([None, EveryThird(VOCABULARY)]),
 )
 
 
@@ -34,7 +35,7 @@ def one_by_one(row: np.ndarray, prompt: list[int], answer: list[int], s: Samplin
             logit = logit / s.repetition_penalty if logit > 0 else logit * s.repetition_penalty
         logit -= s.frequency_penalty * counts[token] + s.presence_penalty * (counts[token] > 0)
         new.append(logit + bias.get(token, 0))
-    return new
+    return new if s.grammar is None else np.where(s.grammar.allowed(answer, [()])[0], new, -1e6)
 
 
 @given(PENALISED, TOKENS, TOKENS, TOKENS, st.integers(0, 99))

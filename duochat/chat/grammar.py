@@ -41,7 +41,7 @@ class Schemas:
 
 
 class Grammar:
-    """Of one answer; each thread has a matcher of its own, which remembers where it stood."""
+    """Of one answer; each thread has a matcher of its own, which goes along with it."""
 
     def __init__(self, schemas: Schemas, begin: Callable[[], Any]) -> None:
         self._schemas, self._begin, self._own = schemas, begin, threading.local()
@@ -63,13 +63,10 @@ class Grammar:
         return rows
 
     def _follow(self, answer: Sequence[int]) -> Any:
-        """The matcher where the answer stands."""
+        """The matcher where the answer stands, which only grows."""
         own = self._own
         if not hasattr(own, "matcher"):
-            own.matcher, own.held = self._begin(), []
-        pairs = enumerate(zip(own.held, answer, strict=False))
-        common = next((i for i, (a, b) in pairs if a != b), min(len(own.held), len(answer)))
-        own.matcher.rollback(len(own.held) - common)
-        own.matcher.consume_tokens(list(answer[common:]))
-        own.held = list(answer)
+            own.matcher, own.held = self._begin(), 0
+        own.matcher.consume_tokens(list(answer[own.held :]))
+        own.held = len(answer)
         return own.matcher

@@ -53,11 +53,11 @@ def test_models_of_a_folder_are_listed_with_drafts_and_loaded(page: Page, toys: 
     sheet = opened(page)
     sheet.get_by_label("Models folder").fill(str(toys))
     sheet.get_by_role("button", name="Look there").click()
-    target = sheet.get_by_role("region", name="target", exact=True)
+    target = sheet.get_by_role("region", name="target models folder")
     expect(target).to_contain_text("runs on torch", timeout=WAIT)
     drafts = target.get_by_label("Draft for target")
     assert drafts.locator("option").all_inner_texts() == ["with small-draft", "with larger-draft"]
-    lonely = sheet.get_by_role("region", name="lonely")
+    lonely = sheet.get_by_role("region", name="lonely models folder")
     expect(lonely).to_contain_text(f"python -m duochat distill --target {toys / 'lonely.gguf'}")
     expect(lonely.get_by_role("button", name="Load without a draft")).to_be_visible()
     drafts.select_option("with larger-draft")

@@ -121,7 +121,7 @@
     row(p, act, name, beside, lines) {
       return make(
         `section.dc-pair${p.fits ? "" : ".unfit"}`,
-        { "aria-label": name },
+        { "aria-label": `${name}${beside}` },
         make(
           "div",
           {},

@@ -50,7 +50,7 @@ def summary(costs: Mapping[str, Any]) -> str:
     if point["budget"] is None:
         return '<p class="dp dp-plain">Nothing is measured yet: press “Measure again”.</p>'
     threads = f"{point['threads'] or 1} {'thread' if point['threads'] == 1 else 'threads'}"
-    fits = f"the draft budget γ* = T_target / T_draft; c = {point['c']:.3f}"
+    fits = f"the draft budget γ* = T_target / T_draft; c\u00a0=\u00a0{point['c']:.3f}"
     told = (
         ("One step of the target", _ms(point["target"]), "T_target: one forward of the large model"),
         ("One guess of the draft", _ms(point["draft"]), f"T_draft, on {threads}"),

@@ -111,7 +111,9 @@ class FakeEngine(Ready):
             time.sleep(0.05)
         self.settings = settings
 
-    def reply(self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]) -> Iterator[Step]:
+    def reply(
+        self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool], _party: str = ""
+    ) -> Iterator[Step]:
         """One answer at a time, first come, first served."""
         ticket = object()
         self._line.append(ticket)

@@ -17,6 +17,8 @@ from duochat.distill import distill, gguf_file  # noqa: E402
 from duochat.distill.evaluate import Answered, agreement  # noqa: E402
 from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
+    WINDOW,
+    Head,
     Plan,
     Student,
     Texts,
@@ -25,7 +27,7 @@ from duochat.distill.training import (  # noqa: E402
     q4_0,
     share_of_rate,
 )
-from duochat.distill.writing import ANSWER, Format, Row, Text, Writer, plan  # noqa: E402
+from duochat.distill.writing import ANSWER, TAUGHT, Format, Row, Text, Writer, best, plan  # noqa: E402
 from duochat.models.trim import RANKING  # noqa: E402
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
@@ -41,6 +43,8 @@ def sharp_llama(shape: Shape = SHAPE, seed: int = 0) -> Llama:
     torch.manual_seed(seed)
     model = Llama(shape).requires_grad_(False)
     model.token_embd.weight.mul_(0.1)
+    if model.output is not None:
+        model.output.weight.copy_(model.token_embd.weight.flip(1))
     model.output_norm.mul_(30)
     for block in model.blk:
         block.ffn_down.weight.mul_(6)
@@ -57,17 +61,21 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def target_file(tmp_path_factory):
-    """A toy target as a GGUF file: 256 bytes as tokens, a few merges, two control tokens."""
-    path = tmp_path_factory.mktemp("target") / "target.gguf"
+@pytest.fixture(scope="session", params=["llama", "qwen2"])
+def target_file(tmp_path_factory, request):
+    return write_target(tmp_path_factory.mktemp("target") / "target.gguf", request.param)
+
+
+def write_target(path, family):
+    """A toy GGUF file: 256 bytes as tokens, a few merges, two control tokens; a qwen2 has biases and a head apart."""
+    qwen = family == "qwen2"
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [f"{a} {b}" for a, b in (("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("Ġ", "t"))]
     tokens = ["<|start|>", "<|end|>", *characters, *(m.replace(" ", "") for m in merges)]
     tokens += [f"[unused{i}]" for i in range(SHAPE.vocab - len(tokens))]
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, family)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    writer.add_tokenizer_pre("qwen2" if qwen else "smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
     writer.add_token_merges(merges)
@@ -75,7 +83,7 @@ def target_file(tmp_path_factory):
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    _add_model(writer, sharp_llama())
+    _add_model(writer, sharp_llama(replace(SHAPE, biased=qwen, tied=not qwen)))
     return path
 
 
@@ -94,7 +102,7 @@ def _add_model(writer, model):
     ):
         getattr(writer, f"add_{name}")(value)
     for name, value in model.state_dict().items():
-        writer.add_tensor(name if name.endswith(".weight") else f"{name}.weight", value.numpy())
+        writer.add_tensor(gguf_file._outer(name), value.numpy())
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
@@ -111,23 +119,26 @@ def test_stepping_with_a_cache_gives_the_logits_of_one_forward():
 
 def test_gguf_returns_the_weights_that_were_written(target_file, tmp_path):
     source, model = gguf_file.Source.open(target_file), sharp_llama(seed=1)
+    assert source.tokenizer.encode("in the") == [source.header.tokens.index(t) for t in ("in", "Ġ", "th", "e")]
     gguf_file.write(model, source, tmp_path / "again.gguf", "f32", "again")
     again = gguf_file.Source.open(tmp_path / "again.gguf")
     assert again.shape == model.shape
     for name, value in again.model().state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
-    assert again.meta["tokenizer.ggml.tokens"] == source.meta["tokenizer.ggml.tokens"]
+    kept = [{k: v for k, v in s.header.metadata.items() if k.startswith("tokenizer.")} for s in (source, again)]
+    assert kept[0] == kept[1]
 
 
 def test_llama_cpp_gives_the_torch_models_logits(target_file, tmp_path):
     """Guards the order of query and key rows: a wrong rotary pairing leaves position 0 right and all others wrong."""
     llama_cpp = pytest.importorskip("llama_cpp")
-    source, model, ids = gguf_file.Source.open(target_file), sharp_llama(seed=2), [5, 80, 200, 7, 9, 33]
-    gguf_file.write(model, source, tmp_path / "student.gguf", "f32", "student")
-    runner = llama_cpp.Llama(str(tmp_path / "student.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
-    runner.eval(ids)
-    expected = model.logits(model(torch.tensor([ids])))[0].numpy()
-    assert np.abs(runner.scores[: len(ids)] - expected).max() < 0.02 * np.abs(expected).max()
+    source, student, ids = gguf_file.Source.open(target_file), sharp_llama(seed=2), [5, 80, 200, 7, 9, 33]
+    gguf_file.write(student, source, tmp_path / "student.gguf", "f32", "student")
+    for path, model in ((target_file, source.model()), (tmp_path / "student.gguf", student)):
+        runner = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+        runner.eval(ids)
+        expected = model.logits(model(torch.tensor([ids])))[0].numpy()
+        assert np.abs(runner.scores[: len(ids)] - expected).max() < 0.02 * np.abs(expected).max()
 
 
 def test_unknown_quantisation_and_unfit_students_are_named():
@@ -137,49 +148,62 @@ def test_unknown_quantisation_and_unfit_students_are_named():
         Plan.parse("wide")
     with pytest.raises(DuoChatError, match="multiple of 16"):
         Plan.parse("40x1").shape(SHAPE)
+    assert Plan.parse("48x1x64@0.1").shape(SHAPE) == replace(SHAPE, width=48, layers=1, heads=3, kv_heads=1, ffn=64)
 
 
 def test_format_cuts_the_template_around_the_turns(target_file):
     source = gguf_file.Source.open(target_file)
-    tokenizer = source.tokenizer()
-    chat = Format.of(source, tokenizer)
-    whole = tokenizer.encode(source.chat([{"role": "user", "content": "hi"}]), add_special_tokens=False).ids
-    middle = tokenizer.encode("hi", add_special_tokens=False).ids
-    assert whole == [*chat.opening, *middle, chat.end_of_turn, *chat.to_answer]
+    chat = Format.of(source)
+    whole, middle = source.tokenizer.prompt([{"role": "user", "content": "hi"}]), source.tokenizer.encode("hi")
+    assert whole == [*chat.opening, *middle, chat.ends[0], *chat.to_answer]
 
 
 def test_greedy_answers_are_the_argmax_of_the_target(target_file):
     source = gguf_file.Source.open(target_file)
-    target, tokenizer = source.model(), source.tokenizer()
-    writer = Writer(target, Format.of(source, tokenizer), batch=2, length=24)
-    tokens, answers = writer.answer([[0, 50, 60], [0, 70, 80, 90, 91]], temperature=0.0)
-    assert tokens[0, :3].tolist() == [0, 50, 60]
-    assert tokens[1, :5].tolist() == [0, 70, 80, 90, 91]
-    best = target.logits(target(tokens)).argmax(-1)
+    target = source.model()
+    text = Writer(target, Format.of(source), batch=2, length=24).answer([[0, 50, 60], [0, 70, 80, 90, 91]], 0.0)
+    assert text.tokens[0, :3].tolist() == [0, 50, 60]
+    assert text.tokens[1, :5].tolist() == [0, 70, 80, 90, 91]
+    logits = target.logits(target(torch.from_numpy(text.tokens).long()))
     for row in range(2):
-        places = answers[row].nonzero()[:, 0]
+        places = text.answers[row].nonzero()[0]
         assert len(places) > 3
-        assert torch.equal(best[row, places - 1], tokens[row, places])
+        assert logits[row, places - 1].argmax(-1).tolist() == text.tokens[row, places].tolist()
+        kept = text.likely[row, places - 1]
+        assert kept.shape == (len(places), TAUGHT)
+        assert kept.tolist() == logits[row, places - 1].topk(TAUGHT).indices.tolist()
+        beside = logits[row, places - 1].gather(-1, torch.from_numpy(kept).long()) - logits[row, places - 1].amax(
+            -1, True
+        )
+        torch.testing.assert_close(torch.from_numpy(text.logits[row, places - 1]).float(), beside, atol=0.02, rtol=2e-3)
+
+
+@pytest.mark.parametrize("vocab", [40, 300, 1280])
+def test_the_best_of_a_row_are_those_of_a_sort(vocab):
+    logits = torch.randn(50, vocab)
+    tokens, values = best(logits, 64)
+    expected = logits.sort(-1, descending=True)
+    assert torch.equal(tokens, expected.indices[:, :64])
+    assert torch.equal(values, expected.values[:, :64])
 
 
 def test_rows_follow_stems_caps_and_template(target_file):
     source = gguf_file.Source.open(target_file)
-    tokenizer = source.tokenizer()
-    chat = Format.of(source, tokenizer)
+    chat = Format.of(source)
     row = Row(([100, 101], [102]), (1.0, 0.0), shortest=(2, 3), longest=(3, 4))
     length = len(chat.opening) + len(chat.to_answer) + len(chat.to_user) + 30
-    tokens, answers = Writer(source.model(), chat, 1, length).write([row])
-    ids, role = tokens[0].tolist(), answers[0].tolist()
+    text = Writer(source.model(), chat, 1, length).write([row])
+    ids, role = text.tokens[0].tolist(), text.answers[0].tolist()
     assert ids[: len(chat.opening) + 2] == [*chat.opening, 100, 101]
     first = role.index(True)
-    assert ids[first - len(chat.to_answer) - 1 : first] == [chat.end_of_turn, *chat.to_answer]
-    end = ids.index(chat.end_of_turn, first)
+    assert ids[first - len(chat.to_answer) - 1 : first] == [chat.ends[0], *chat.to_answer]
+    end = ids.index(chat.ends[0], first)
     assert 3 <= end - first <= 4
     assert ids[end + 1 : end + 1 + len(chat.to_user) + 1] == [*chat.to_user, 102]
 
 
 def test_the_same_seed_plans_the_same_rows(target_file):
-    tokenizer = gguf_file.Source.open(target_file).tokenizer()
+    tokenizer = gguf_file.Source.open(target_file).tokenizer
     first, second = (plan(tokenizer, 5, random.Random(3), long=True, length=96) for _ in range(2))
     assert first == second
     assert all(row.shortest[0] >= 32 and row.temperature[ANSWER] <= 1 for row in first)
@@ -216,26 +240,53 @@ def test_rate_warms_up_stays_and_ends_at_zero():
     assert share_of_rate(1.0) == 0.0
 
 
-def _taught(target: Llama, rows: int = 64, length: int = 32) -> Text:
+def _taught(target: Llama, rows: int = 64, length: int = 32, kept: int = TAUGHT) -> Text:
     ids = torch.randint(2, target.shape.vocab, (rows, length))
-    return Text(ids.int().numpy(), np.ones((rows, length), dtype=bool))
+    likely, logits = best(target.logits(target(ids)).flatten(0, 1), kept)
+    found = [part.unflatten(0, ids.shape).numpy() for part in (likely.int(), logits.half())]
+    return Text(ids.int().numpy(), np.ones((rows, length), dtype=bool), *found)
 
 
-def test_head_gradients_by_hand_are_autograds():
-    """The gradients of the tied embedding and of a matrix below, against a loss written out plainly."""
+@pytest.mark.parametrize("frequent", [[], [*range(2, 300, 3)]])
+def test_head_gradients_by_hand_are_autograds(frequent):
+    """The gradients of the tied embedding and of a matrix below, against a loss written out plainly: over what the
+    target's most likely tokens and the tokens to be proposed have in common."""
     target = sharp_llama()
     student = Student(Plan.parse("32x1"), student_of(target, Plan.parse("32x1").shape(SHAPE)))
     student.learn = lambda share: None
-    tokens, places = next(Texts([_taught(target)], 128, torch.device("cpu"), 0).batches())
-    Trainer(target, [student], hard=0.25, compiled=False).step(tokens, places, 1.0)
+    batch = next(Texts([_taught(target, kept=4)], 128, torch.device("cpu"), 0).batches())
+    Trainer([student], Head(SHAPE.vocab, frequent, 0.25, torch.device("cpu")), compiled=False).step(batch, 1.0)
     found = [p.grad.clone() for p in student.model.parameters()]
     student.model.zero_grad()
-    taught = target.logits(target(tokens)).flatten(0, 1)[places]
-    wanted = 0.75 * taught.softmax(-1) + 0.25 * torch.nn.functional.one_hot(taught.argmax(-1), SHAPE.vocab)
-    scores = student.model.logits(student.model(tokens)).flatten(0, 1)[places].log_softmax(-1)
-    (-(wanted * scores).sum(-1).mean()).backward()
+    proposed = torch.tensor(frequent or range(SHAPE.vocab))
+    hidden = student.model(batch.tokens).flatten(0, 1)[batch.places]
+    scores = (hidden @ student.model.token_embd.weight[proposed].T).log_softmax(-1)
+    taught = torch.full((len(batch.places), SHAPE.vocab), -torch.inf)
+    taught = taught.scatter(1, batch.likely.long(), batch.logits.float())[:, proposed]
+    some = taught.isfinite().any(-1)
+    assert some.all() != bool(frequent)
+    taught, scores = taught[some], scores[some]
+    wanted = 0.75 * taught.softmax(-1) + 0.25 * torch.nn.functional.one_hot(taught.argmax(-1), len(proposed))
+    (-(wanted * scores).sum() / len(some)).backward()
     for mine, parameter in zip(found, student.model.parameters(), strict=True):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_long_rows_are_read_in_windows():
+    long = _taught(sharp_llama(), rows=4, length=2 * WINDOW)
+    batch = next(Texts([long], 2 * WINDOW, torch.device("cpu"), 0).batches())
+    assert batch.tokens.shape == (2, WINDOW)
+    rows = long.tokens.tolist()
+    places = [
+        (r, at)
+        for window in batch.tokens.tolist()
+        for r, row in enumerate(rows)
+        for at in range(WINDOW + 1)
+        if row[at : at + WINDOW] == window
+    ]
+    assert len(places) == 2
+    row, at = batch.places[0] // WINDOW, batch.places[0] % WINDOW
+    assert batch.likely[0].tolist() == long.likely[places[row][0], places[row][1] + at].tolist()
 
 
 def test_a_student_comes_to_agree_and_survives_a_lost_step():
@@ -247,11 +298,11 @@ def test_a_student_comes_to_agree_and_survives_a_lost_step():
     asked = [Answered("toy", ids, 1, chosen[:-1])]
     before = agreement(student.model, asked)["mean"]["top4"]
     batches = Texts([_taught(target, rows=2000)], 512, torch.device("cpu"), 0).batches()
-    trainer = Trainer(target, [student], hard=0.25, compiled=False)
-    for step, (tokens, places) in zip(range(100), batches, strict=False):
+    trainer = Trainer([student], Head(120, [], 0.25, torch.device("cpu")), compiled=False)
+    for step, batch in zip(range(100), batches, strict=False):
         if step == 55:
             student.model.blk[0].attn_q.weight.data.fill_(float("nan"))
-        trainer.step(tokens, places, share_of_rate(step / 100))
+        trainer.step(batch, share_of_rate(step / 100))
     assert student.slower == 0.5
     assert agreement(student.model, asked)["mean"]["top4"] > before + 0.1
 
@@ -287,9 +338,10 @@ def _arguments(*words: object) -> argparse.Namespace:
 
 
 @pytest.mark.slow
-def test_two_workers_make_drafts_and_a_second_run_goes_on(target_file, tmp_path):
+def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     """The whole command at toy size, with the code path of two devices; then again from its checkpoints."""
     llama_cpp = pytest.importorskip("llama_cpp")
+    target_file = write_target(tmp_path / "target.gguf", "qwen2")
     work = tmp_path / "work"
     options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work, "--students", "64x1;32x1"]
     options += ["--batches", "8x96:0.5,4x128:0.5", "--answer-tokens", 24, "--batch-tokens", 512, "--vocabulary", 40]
@@ -301,7 +353,7 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(target_file, tmp_path)
     assert set(report["students"]) == {"64x1", "32x1"}
     runner = llama_cpp.Llama(str(tmp_path / "draft.gguf"), n_ctx=64, n_threads=1, verbose=False)
     assert runner.eval([5, 6, 7]) is None
-    ranked = gguf_file.Source.open(tmp_path / "draft.gguf").meta[RANKING]
+    ranked = gguf_file.Source.open(tmp_path / "draft.gguf").header.metadata[RANKING]
     counts = np.load(work / "answer-token-counts.npy")
     assert counts[ranked].tolist() == sorted(counts.tolist(), reverse=True)[:40]
     distill.main(_arguments(*options[:-1], 0.2))

@@ -418,21 +418,22 @@ def test_every_preset_is_known_by_its_values() -> None:
     assert preset_of(Options(temperature=0.33)) is None
 
 
-FIELDS = ["duotree", 0.7, 40, 0.95, 0.0, 7, 128, "END\\n\n\nstop", "be kind", 0]
+FIELDS = ["duotree", 0.7, 40, 0.95, 0.0, 1.1, 0.5, 0, '{"9": -1}', 7, 128, "END\\n\n\nstop", "be kind", 0]
 
 
 def test_options_from_the_fields() -> None:
     options = options_from(FIELDS, 4096)
     assert options.stop == ("END\n", "stop")
     assert options.draft_budget == "auto"
+    assert (options.repetition_penalty, options.logit_bias) == (1.1, ((9, -1.0),))
 
 
 @pytest.mark.parametrize(
     ("place", "value", "told"),
-    [(0, "magic", "decoder"), (1, -1, "temperature"), (3, 1.2, "top_p"), (5, -3, "Seed is -3"),
-     (6, 10**9, "Max tokens"),
-     (6, 0, "Max tokens is 0: give a whole number from 1 to"),
-     (9, -5, "Draft budget γ is -5: give a whole number from 0 to"), (9, 10**6, "Draft budget γ"), (5, "many", "Seed")],
+    [(0, "magic", "decoder"), (1, -1, "temperature"), (3, 1.2, "top_p"), (9, -3, "Seed is -3"),
+     (5, 0, "repetition_penalty"), (8, "[", "logit_bias"), (8, '{"x": 1}', "logit_bias"), (10, 10**9, "Max tokens"),
+     (10, 0, "Max tokens is 0: give a whole number from 1 to"), (9, "many", "Seed"),
+     (13, -5, "Draft budget γ is -5: give a whole number from 0 to"), (13, 10**6, "Draft budget γ")],
 )  # fmt: skip
 def test_a_field_out_of_range_is_named(place: int, value: object, told: str) -> None:
     values = [*FIELDS[:place], value, *FIELDS[place + 1 :]]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from toy_models import write_gguf
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from duochat import DuoChatError
 from duochat.__main__ import main
@@ -20,22 +20,27 @@ from duochat.models import store, target_folder
 from duochat.models.folder import refuse_broken
 from duochat.models.stand_in import RECIPE, recipe, stands_for
 
+FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
-def small(**changes):
+
+def small(family="llama", **changes):
     torch.manual_seed(1)
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6}
-    config = LlamaConfig(vocab_size=90, num_key_value_heads=2, head_dim=4, **sizes, **changes)
-    return LlamaForCausalLM(config).eval()
+    config, kind = FAMILIES[family]
+    return kind(config(vocab_size=90, num_key_value_heads=2, head_dim=4, **sizes, **changes)).eval()
 
 
 @pytest.mark.parametrize("shape", [Shape(32, 64, 3, 8, 8, 8), Shape(40, 48, 4, 12, 4, 16), Shape(24, 40, 2, 8, 2, 4)])
-@pytest.mark.parametrize("tied", [True, False])
-def test_same_logits(shape, tied):
+@pytest.mark.parametrize(("family", "tied"), [("llama", True), ("llama", False), ("qwen2", False)])
+def test_same_logits(shape, family, tied):
     """More heads than the small one, fewer queries a key head, more queries a key head, head size times 1, 2 and 4."""
-    model = small(tie_word_embeddings=tied)
+    model = small(family, tie_word_embeddings=tied)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.input_layernorm.weight.normal_(1, 0.3)
+            for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+                if part.bias is not None:
+                    part.bias.normal_(0, 0.3)
     large = widen(model, shape, torch.device("cpu"), torch.float32)
     assert large.config.hidden_size == shape.hidden
     assert len(large.model.layers) == shape.layers
@@ -115,9 +120,18 @@ def logits(path, sequences):
 SEQUENCES = np.random.default_rng(3).integers(3, 600, (12, 30)).tolist()
 
 
-@pytest.mark.parametrize(("kind", "off", "same"), [("f16", 0.005, 0.98), ("bf16", 0.03, 0.96), ("q8_0", 0.08, 0.92)])
-def test_a_file_has_the_small_models_logits(toy, kind, off, same):
+@pytest.mark.parametrize(
+    ("family", "kind", "off", "same"),
+    [
+        ("llama", "f16", 0.005, 0.98),
+        ("llama", "bf16", 0.03, 0.96),
+        ("llama", "q8_0", 0.08, 0.92),
+        ("qwen2", "f16", 0.005, 0.98),
+    ],
+)
+def test_a_file_has_the_small_models_logits(toy, family, kind, off, same):
     """Guards the order of query and key rows, the scale of norms and queries, and what must stay zero."""
+    write_gguf(toy, family, quantized=0)
     own, wide = (logits(path, SEQUENCES) for path in (toy, made(toy, kind)))
     assert np.abs(wide - own).max() < off * np.abs(own).max()
     assert (wide.argmax(-1) == own.argmax(-1)).mean() >= same

@@ -231,11 +231,14 @@ def test_closing_the_stream_frees_the_engine(calm):
     assert time.monotonic() - asked < 2
 
 
-def test_requests_wait_in_line_and_are_served_in_order(calm):
+@pytest.mark.parametrize(
+    ("parties", "wanted"), [(["", "", "", ""], [0, 1, 2, 3]), (["a", "a", "a", ""], [0, 1, 3, 2])], ids=["one", "two"]
+)
+def test_requests_wait_in_line_and_parties_take_turns(calm, parties, wanted):
     order, steps = [], [[] for _ in range(4)]
 
     def ask_in_turn(i):
-        for step in calm.reply(ASK, Options(max_tokens=30)):
+        for step in calm.reply(ASK, Options(max_tokens=30), party=parties[i]):
             steps[i].append(step)
         order.append(i)
 
@@ -246,10 +249,10 @@ def test_requests_wait_in_line_and_are_served_in_order(calm):
         until(lambda: calm.status()["requests"] == len(threads))
     for thread in threads:
         thread.join()
-    assert order == [0, 1, 2, 3]
+    assert order == wanted
     assert all(said(s) == "tick " * 6 for s in steps)
     places = [s.progress[0] for s in steps[3] if s.phase == "queued"]
-    assert places[0] == 3
+    assert places[0] == wanted.index(3)
     assert sorted(set(places), reverse=True) == list(dict.fromkeys(places))
 
 

@@ -1,8 +1,7 @@
 """The engine in a process of its own: `Worker` outlives whatever kills the engine.
 
-Parent and child exchange small tuples over a pipe (see `child.Server`). Requests are served one at a time, first come,
-first served. Every fault reaches the caller of `reply` as a last Step with one sentence in `error`, and the next
-request starts the engine again.
+Parent and child exchange small tuples over a pipe (see `child.Server`). Requests are served one at a time. Every fault
+reaches the caller of `reply` as a last Step with one sentence in `error`, and the next request starts the engine again.
 """
 
 from __future__ import annotations
@@ -164,28 +163,36 @@ class _Child:
         self._listener.join()
 
 
+@dataclass(eq=False)
+class _Ticket:
+    party: str
+    turn: int
+
+
 class _Line:
-    """The queue of requests, first come, first served."""
+    """The queue of requests: of each party first come, first served, and the parties that wait take turns."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: list[object] = []
+        self._waiting: list[_Ticket] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self) -> object:
-        ticket = object()
+    def join(self, party: str = "") -> _Ticket:
         with self._changed:
+            before = [one.turn for one in self._waiting if one.party == party or one is self._waiting[0]]
+            ticket = _Ticket(party, 1 + max(before, default=0))
             self._waiting.append(ticket)
+            self._waiting.sort(key=lambda one: one.turn)
         return ticket
 
-    def leave(self, ticket: object) -> None:
+    def leave(self, ticket: _Ticket) -> None:
         with self._changed:
             self._waiting.remove(ticket)
             self._changed.notify_all()
 
-    def ahead(self, ticket: object, seconds: float = 0) -> int:
+    def ahead(self, ticket: _Ticket, seconds: float = 0) -> int:
         """Requests before this one; waits up to some seconds for its turn."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting[0] is ticket, seconds)
@@ -213,8 +220,10 @@ class Worker(Engine):
     def _start(self, settings: Any, fallback: Any = None) -> _Child:
         return _Child(settings, self._prepare, self._patience, fallback)
 
-    def reply(self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
-        ticket = self._line.join()
+    def reply(
+        self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never, party: str = ""
+    ) -> Iterator[Step]:
+        ticket = self._line.join(party)
         try:
             yield from self._turn(ticket, cancelled)
             yield from self.loading(cancelled)
@@ -227,7 +236,7 @@ class Worker(Engine):
         finally:
             self._line.leave(ticket)
 
-    def _turn(self, ticket: object, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
+    def _turn(self, ticket: _Ticket, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
         """Wait for the turn; a step whenever the place in the queue changes."""
         shown = None
         while ahead := self._line.ahead(ticket, TICK if shown else 0):

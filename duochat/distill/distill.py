@@ -24,23 +24,24 @@ import torch
 from duochat import DuoChatError, terminal
 from duochat.distill import evaluate, gguf_file
 from duochat.distill.student import deepened, student_of
-from duochat.distill.training import Plan, Student, Texts, Trainer, train
-from duochat.distill.writing import Text, written
+from duochat.distill.training import Head, Plan, Student, Texts, Trainer, train
+from duochat.distill.writing import Text, row_bytes, written
 
 log = logging.getLogger("distill")
 RESTARTS = 3
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
-GPU_BATCHES = "2048x512:0.75,640x1152:0.25"
+GPU_LENGTHS, GPU_ROWS = {512: 0.7, 1152: 0.3}, 6144  # of the text, with its share of the time; of a batch at most
 CPU_BATCHES = "8x128:0.8,2x192:0.2"
+COVERED = (8192, 16384, 24576, 32768)  # sizes of a draft's vocabulary whose share of the answers is told
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--target", required=True, metavar="GGUF", help="the target's GGUF file (Llama architecture, tied embedding)")
+    add("--target", required=True, metavar="GGUF", help="the target's GGUF file, of the llama or qwen2 architecture")
     add("--out", type=Path, required=True, help="where the first student goes, as GGUF")
     add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
     add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")
-    add("--students", default="320x5", help="width x layers[@rate], commas between; ';' parts the workers' groups")
+    add("--students", default="320x5", help="width x layers[x inner width][@rate], commas between; ';' parts workers")
     add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
     add("--vocabulary", type=int, default=24576, help="tokens that --out proposes, the target's most frequent; 0 = all")
@@ -48,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit", type=int, default=40, help="evaluation prompts a task")
     add("--answer-tokens", type=int, default=128, help="tokens of each answer that is measured")
     add("--text-share", type=float, default=0.22, help="part of the budget in which the target writes")
-    add("--batches", help=f"rows x length:share of the writing, the later ones long (GPU: {GPU_BATCHES})")
+    add("--batches", help="rows x length:share of the writing, the later ones long (default: as many rows as fit)")
     add("--batch-tokens", type=int, help="tokens a training step (GPU: 49152)")
     add("--rate", type=float, default=0.01, help="Muon's learning rate")
     add("--hard", type=float, default=0.25, help="weight of the target's most likely token beside its distribution")
     add("--workers", type=int, help="worker processes (default: one a GPU, else one)")
     add("--seed", type=int, default=0)
-    add("--no-compile", action="store_true", help="train without torch.compile")
+    add("--no-compile", action="store_true", help="without torch.compile and CUDA graphs")
     add("--worker", type=int, help=argparse.SUPPRESS)
     add("--deadline", type=float, help=argparse.SUPPRESS)
 
@@ -67,7 +68,8 @@ def main(args: argparse.Namespace) -> None:
     if args.worker is not None:
         Worker(args).run()
         return
-    groups = _groups(args)
+    groups, seconds = _groups(args), args.minutes * 60
+    log.info("%.0f s of writing, then training till %.0f s: see --minutes", args.text_share * seconds, seconds)
     deadline = time.time() + args.minutes * 60
     _supervise([_command(args, k, group, deadline) for k, group in enumerate(groups)], args.work, deadline)
     _finish(args, [Plan.parse(text).name for group in groups for text in group.split(",")])
@@ -99,7 +101,7 @@ def _option_names() -> set[str]:
 
 
 def _supervise(commands: Sequence[list[str]], work: Path, deadline: float) -> None:
-    """Run the workers; one that dies is started again from its checkpoint, from the second time on uncompiled."""
+    """Run the workers; one that dies is started again from its checkpoint, uncompiled."""
     running = {k: subprocess.Popen(command) for k, command in enumerate(commands)}
     deaths = dict.fromkeys(running, 0)
     while running:
@@ -113,7 +115,7 @@ def _supervise(commands: Sequence[list[str]], work: Path, deadline: float) -> No
             deaths[k] += 1
             log.error("worker %d died (status %d)", k, process.returncode)
             if deaths[k] <= RESTARTS and (time.time() < deadline - 15 or deaths[k] == 1):
-                running[k] = subprocess.Popen([*commands[k], *(["--no-compile"] if deaths[k] > 1 else [])])
+                running[k] = subprocess.Popen([*commands[k], "--no-compile"])
 
 
 def _finish(args: argparse.Namespace, names: list[str]) -> None:
@@ -151,7 +153,9 @@ class Worker:
             torch.set_num_threads(1)
         torch.manual_seed(args.seed + self.id)
         self.compiled = cuda and not args.no_compile
-        self.batches = args.batches or (GPU_BATCHES if cuda else CPU_BATCHES)
+        if self.compiled:
+            torch._dynamo.config.suppress_errors = True  # an uncompiled run is better than none
+            torch._dynamo.config.recompile_limit = 64
         self.batch_tokens = args.batch_tokens or (49152 if cuda else 1024)
         self.report: dict = {"worker": self.id, "device": _device_name(self.device), "students": {}}
 
@@ -159,8 +163,9 @@ class Worker:
         self.source = gguf_file.Source.open(Path(self.args.target))
         self.exact = self.source.model().to(self.device)
         self.target = copy.deepcopy(self.exact).to(torch.bfloat16) if self.device.type == "cuda" else self.exact
-        self.tokenizer = self.source.tokenizer()
         self._say("target loaded, %.0f s", time.time() - self.began)
+        if self.compiled:
+            self.target.fuse()
         self._write_text()
         self._answer()
         students = self._students()
@@ -187,7 +192,7 @@ class Worker:
         seed = self.args.seed + 1000 * self.id + made
         total, began = 0, time.monotonic()
         for number, text in enumerate(
-            written(self.target, self.source, _parsed(self.batches), seed, until), start=made
+            written(self.target, self.source, self._batches(), seed, until, self.compiled), start=made
         ):
             text.save(self.work / f"text-{self.id}-{number:04d}.npz")
             total += text.tokens.size
@@ -198,25 +203,30 @@ class Worker:
         self.report["text_tokens_per_s"] = round(total / (time.monotonic() - began))
         done.touch()
 
+    def _batches(self) -> list[tuple[int, int, float]]:
+        """(rows, length, share of the time): what was asked for, else what half of the free memory holds."""
+        if self.args.batches or self.device.type != "cuda":
+            return _parsed(self.args.batches or CPU_BATCHES)
+        free, total = torch.cuda.mem_get_info(self.device)
+        rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(self.target.shape, n))) for n in GPU_LENGTHS}
+        self._say("%s rows x tokens fill half of the %.0f GB that are free of %.0f", rows, free / 1e9, total / 1e9)
+        return [(max(1, rows[n]), n, share) for n, share in GPU_LENGTHS.items()]
+
     def _texts(self) -> Texts:
         """The texts of all workers; one that is late is not waited for."""
         self._await([self.work / f"text-{k}.done" for k in range(self.args.workers or 1)])
-        loaded = [Text.load(path) for path in sorted(self.work.glob("text-*-*.npz"))]
-        if self.id == 0:
-            counts = sum(np.bincount(t.tokens[t.answers], minlength=self.target.shape.vocab) for t in loaded)
-            np.save(self._counts_path(), counts.astype(np.int32))
-        return Texts(loaded, self.batch_tokens, self.device, self.args.seed + self.id)
+        paths = sorted(self.work.glob("text-*-*.npz"))
+        return Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
 
-    def _counts_path(self) -> Path:
-        return self.work / "answer-token-counts.npy"
-
-    def _frequent(self) -> list[int]:
+    def _most_frequent(self, texts: Texts) -> list[int]:
         """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
-        self._await([self._counts_path()])
-        most = self.args.vocabulary
-        if not 0 < most < self.target.shape.vocab or not self._counts_path().exists():
-            return []
-        return np.argsort(-np.load(self._counts_path()), kind="stable")[:most].tolist()
+        counts, most = texts.counts(self.source.shape.vocab), self.args.vocabulary
+        np.save(self.work / "answer-token-counts.npy", counts)
+        ranking = np.argsort(-counts, kind="stable")
+        covered = {size: round(float(counts[ranking[:size]].sum() / counts.sum()), 4) for size in COVERED}
+        self.report |= {"text_tokens": texts.total, "covered": covered}
+        self._say("the most frequent tokens are of the answers %s", covered)
+        return ranking[:most].tolist() if 0 < most < len(counts) else []
 
     def _await(self, paths: Sequence[Path]) -> None:
         """Wait for files of other workers, at most half a minute or a tenth of what is left."""
@@ -243,7 +253,7 @@ class Worker:
             return
         asked = evaluate.prompts(self.args.prompts, self.args.limit)
         length, temperature = self.args.answer_tokens, TEMPERATURES[kind]
-        answers = evaluate.answers(self.exact, self.source, self.tokenizer, asked, length, temperature)
+        answers = evaluate.answers(self.exact, self.source, asked, length, temperature, self.compiled)
         _write_json(path, [vars(one) for one in answers])
         self._say("%s answers to %d prompts, %.0f s", kind, len(answers), time.monotonic() - began)
 
@@ -276,10 +286,12 @@ class Worker:
         return {"shape": vars(shape), "weights": weights, "rate": student.plan.rate, "untrained": start}
 
     def _train(self, students: list[Student]) -> None:
-        texts, start = self._texts(), self._resume(students)
-        del self.exact
+        del self.exact, self.target
         torch.cuda.empty_cache()
-        trainer = Trainer(self.target, students, self.args.hard, self.compiled)
+        texts, start = self._texts(), self._resume(students)
+        self.frequent = self._most_frequent(texts)
+        head = Head(students[0].model.shape.vocab, self.frequent, self.args.hard, self.device)
+        trainer = Trainer(students, head, self.compiled)
         left = self.args.deadline - time.time()
         reserve = max(0.05 * left, 12.0 * len(students) if self.device.type == "cuda" else 0.0)
         first, last = time.time(), time.time() + max(1.0, left - reserve)
@@ -289,7 +301,6 @@ class Worker:
             return min(1.0, start + (1 - start) * (time.time() - first) / (last - first))
 
         self.report["training"] = train(trainer, texts, done, 60.0, lambda share: self._save(students, share))
-        self.report["text_tokens"] = texts.total
         self._save(students, 1.0)
 
     def _save(self, students: list[Student], share: float) -> None:
@@ -315,9 +326,7 @@ class Worker:
         return gguf_file.write(student.model, self.source, self.work / name, mix, title, frequent)
 
     def _measure_and_export(self, student: Student) -> None:
-        name, figures = student.plan.name, self.report["students"][student.plan.name]
-        self._export(student, "f16", f"{name}.f16.gguf")
-        frequent = self._frequent()
+        name, figures, frequent = student.plan.name, self.report["students"][student.plan.name], self.frequent
         figures |= {
             "loss": student.loss,
             "mix": self.args.mix,
@@ -329,6 +338,7 @@ class Worker:
             figures[kind] = evaluate.agreement(model, answered, TEMPERATURES[kind] > 0, frequent)
             self._say("%s %s %s", name, kind, figures[kind]["mean"])
         _write_json(self.work / f"report-{self.id}.json", self.report)
+        self._export(student, "f16", f"{name}.f16.gguf", frequent)
 
 
 def _device_name(device: torch.device) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from duochat import DuoChatError
@@ -56,17 +55,22 @@ def _first_turn(line: str) -> str:
 
 
 def answers(
-    target: Llama, source: Source, tokenizer: Tokenizer, asked: dict[str, list[str]], tokens: int, temperature: float
+    target: Llama,
+    source: Source,
+    asked: dict[str, list[str]],
+    tokens: int,
+    temperature: float,
+    captured: bool = False,
 ) -> list[Answered]:
     """The target's answers of at most `tokens` tokens, end of turn included; prompts that are too long are left out."""
-    chat = Format.of(source, tokenizer)
+    chat = Format.of(source)
     found = []
-    for room, group in _by_room(source, tokenizer, asked):
-        writer = Writer(target, chat, len(group), room + tokens)
-        written, _ = writer.answer([ids for _, ids in group], temperature)
-        for (task, ids), row in zip(group, written.tolist(), strict=True):
+    for room, group in _by_room(source, asked):
+        writer = Writer(target, chat, len(group), room + tokens, captured)
+        written = writer.answer([ids for _, ids in group], temperature)
+        for (task, ids), row in zip(group, written.tokens.tolist(), strict=True):
             answer = row[len(ids) : len(ids) + tokens]
-            end = answer.index(chat.end_of_turn) + 1 if chat.end_of_turn in answer else tokens
+            end = next((i + 1 for i, token in enumerate(answer) if token in chat.ends), tokens)
             found.append(Answered(task, [*ids, *answer[:end]], len(ids), answer[:end]))
         del writer
     return [_with_choices(target, one) for one in found] if temperature else found
@@ -78,12 +82,10 @@ def _with_choices(target: Llama, one: Answered) -> Answered:
     return replace(one, chosen=(logits + _noise(one, logits)).argmax(-1).tolist())
 
 
-def _by_room(
-    source: Source, tokenizer: Tokenizer, asked: dict[str, list[str]]
-) -> Iterator[tuple[int, list[tuple[str, list[int]]]]]:
+def _by_room(source: Source, asked: dict[str, list[str]]) -> Iterator[tuple[int, list[tuple[str, list[int]]]]]:
     """Prompts with the chat template around them, grouped by the room that they need."""
     encoded = [
-        (task, tokenizer.encode(source.chat([{"role": "user", "content": text}]), add_special_tokens=False).ids)
+        (task, source.tokenizer.prompt([{"role": "user", "content": text}]))
         for task, texts in asked.items()
         for text in texts
     ]

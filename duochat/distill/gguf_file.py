@@ -3,97 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import gguf
-import jinja2
 import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from duochat import DuoChatError
+from duochat.chat.text import Tokenizer
 from duochat.distill.student import Llama, Shape
-from duochat.models.trim import RANKING
+from duochat.models import weights
+from duochat.models.gguf import Header, Tensor, read
+from duochat.models.tokenizer import stops
+from duochat.models.trim import RANKING, add_entry
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
-DIGITS_APART = {"smollm"}
-PLAIN_BYTE_LEVEL = {"gpt-2", "gpt2"}
+FAMILIES = ("llama", "qwen2")
 Kinds = dict[str, str]  # part of a tensor's name -> quantisation, "" = all others
 
 
 @dataclass(frozen=True)
 class Source:
-    """An opened GGUF file: its metadata, read once, and its tensors."""
+    """A GGUF file of a family that is a Llama, with or without biases at queries, keys and values."""
 
-    path: Path
-    meta: dict[str, Any]
-    reader: gguf.GGUFReader
+    header: Header
 
     @classmethod
     def open(cls, path: Path) -> Source:
-        try:
-            reader = gguf.GGUFReader(path)
-        except (OSError, ValueError) as error:
-            raise DuoChatError(f"{path} cannot be read as a GGUF file ({error}): give the target's .gguf.") from error
-        source = cls(path, {name: field.contents() for name, field in reader.fields.items()}, reader)
-        if source.meta["general.architecture"] != "llama":
-            raise DuoChatError(f"{path} is a {source.meta['general.architecture']} model: distill knows only llama.")
-        return source
+        header = read(path)
+        if header.architecture not in FAMILIES:
+            known = " and ".join(FAMILIES)
+            raise DuoChatError(f"{path} is a {header.architecture} model: distill knows only {known}.")
+        weights.config(header)  # refuses what would change the function
+        return cls(header)
 
     @property
+    def path(self) -> Path:
+        return self.header.path
+
+    @cached_property
     def shape(self) -> Shape:
-        m = self.meta
+        get, heads = self.header.get, self.header.get("attention.head_count")
         return Shape(
-            width=m["llama.embedding_length"],
-            layers=m["llama.block_count"],
-            heads=m["llama.attention.head_count"],
-            kv_heads=m.get("llama.attention.head_count_kv", m["llama.attention.head_count"]),
-            ffn=m["llama.feed_forward_length"],
-            vocab=len(m["tokenizer.ggml.tokens"]),
-            context=m["llama.context_length"],
-            rope_base=m.get("llama.rope.freq_base", 10000.0),
-            norm_eps=m["llama.attention.layer_norm_rms_epsilon"],
+            width=get("embedding_length"),
+            layers=get("block_count"),
+            heads=heads,
+            kv_heads=get("attention.head_count_kv", heads),
+            ffn=get("feed_forward_length"),
+            vocab=len(self.header.tokens),
+            context=get("context_length"),
+            rope_base=get("rope.freq_base", 10000.0),
+            norm_eps=get("attention.layer_norm_rms_epsilon"),
+            biased=self.header.architecture == "qwen2",
+            tied=all(t.name != weights.HEAD for t in self.header.tensors),
         )
 
     def model(self) -> Llama:
         """The weights de-quantised to fp32 on the CPU."""
-        if any(t.name == "output.weight" for t in self.reader.tensors):
-            raise DuoChatError(f"{self.path} has a head apart from its embedding: distill knows only tied ones.")
         model = Llama(self.shape)
-        model.load_state_dict({_inner(t.name): _dequantized(t) for t in self.reader.tensors}, strict=True)
+        with ThreadPoolExecutor() as pool:
+            values = pool.map(self._values, self.header.tensors)
+            model.load_state_dict({_inner(t.name): v for t, v in zip(self.header.tensors, values, strict=True)})
         return model.requires_grad_(False)
 
-    def tokenizer(self) -> Tokenizer:
-        """The byte-level BPE described in the metadata; special tokens in a text are recognised."""
-        pre = self.meta.get("tokenizer.ggml.pre", "")
-        if pre not in DIGITS_APART | PLAIN_BYTE_LEVEL:
-            raise DuoChatError(f"{self.path} splits text by the rule {pre!r}: distill knows smollm and gpt-2.")
-        tokens, kinds = self.meta["tokenizer.ggml.tokens"], self.meta["tokenizer.ggml.token_type"]
-        merges = [tuple(pair.split(" ")) for pair in self.meta["tokenizer.ggml.merges"]]
-        tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
-        steps = [pre_tokenizers.Digits(individual_digits=True)] if pre in DIGITS_APART else []
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        control = [t for t, kind in zip(tokens, kinds, strict=True) if kind == gguf.TokenType.CONTROL]
-        tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in control])
-        return tokenizer
+    def _values(self, tensor: Tensor) -> torch.Tensor:
+        raw = np.array(tensor.rows())
+        values = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(tensor.type)).astype(np.float32, copy=False)
+        heads = {"attn_q": self.shape.heads, "attn_k": self.shape.kv_heads}.get(tensor.name.split(".")[-2], 0)
+        halves = heads if self.header.architecture != "llama" else 0
+        return interleaved(torch.from_numpy(values).reshape(tensor.shape), halves)
 
-    def chat(self, messages: list[dict[str, str]], answer: bool = True) -> str:
-        """The messages through the file's own chat template, opened for the assistant if `answer`."""
-        template = self.meta.get("tokenizer.chat_template")
-        if template is None:
-            raise DuoChatError(f"{self.path} has no chat template: distill needs an instruction-tuned target.")
-        special = {
-            f"{name}_token": self.meta["tokenizer.ggml.tokens"][self.meta.get(f"tokenizer.ggml.{name}_token_id", 0)]
-            for name in ("bos", "eos")
-        }
-        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string(template).render(messages=messages, add_generation_prompt=answer, **special)
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.path)
 
     @property
-    def end_of_turn(self) -> int:
-        return self.meta["tokenizer.ggml.eos_token_id"]
+    def ends(self) -> list[int]:
+        """Tokens that end a turn, the usual one first."""
+        usual = self.header.metadata["tokenizer.ggml.eos_token_id"]
+        return sorted(stops(self.header), key=lambda token: token != usual)
+
+
+def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of queries and keys in GGUF's order for Llama: what rotates together lies together, not in two halves."""
+    if not heads:
+        return tensor
+    return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
 def _inner(name: str) -> str:
@@ -102,11 +100,7 @@ def _inner(name: str) -> str:
 
 
 def _outer(name: str) -> str:
-    return name if name.endswith(".weight") else f"{name}.weight"
-
-
-def _dequantized(tensor: gguf.ReaderTensor) -> torch.Tensor:
-    return torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+    return name if name.endswith((".weight", ".bias")) else f"{name}.weight"
 
 
 def kinds(text: str) -> Kinds:
@@ -173,8 +167,6 @@ def write_meta(writer: gguf.GGUFWriter, shape: Shape, source: Source, name: str)
     writer.add_rope_dimension_count(shape.head_width)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_vocab_size(shape.vocab)
-    for key, field in source.reader.fields.items():
+    for key, value in source.header.metadata.items():
         if key.startswith(COPIED):
-            kind = field.types[0]
-            inner = field.types[1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, source.meta[key], kind, sub_type=inner)
+            add_entry(writer, key, value)

@@ -1,7 +1,7 @@
 """A small Llama in torch whose weights are named and ordered as in a GGUF file: what is read is what is written.
 
 GGUF keeps the query and key rows of Llama for rotary embedding over neighbouring pairs (x0, x1), so this model rotates
-pairs and needs no permutation. Embedding and head are tied. Used for both the target and the students of `distill`.
+pairs and needs no permutation. Used for both the target and the students of `distill`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duochat import DuoChatError
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Llama: d width, layers, heads, kv_heads, ffn width, vocabulary."""
+    """Sizes of a Llama; biased: queries, keys and values are (Qwen2); tied: the embedding is the head."""
 
     width: int
     layers: int
@@ -28,6 +28,8 @@ class Shape:
     context: int = 8192
     rope_base: float = 10000.0
     norm_eps: float = 1e-5
+    biased: bool = False
+    tied: bool = True
 
     @property
     def head_width(self) -> int:
@@ -62,7 +64,7 @@ class Block(nn.Module):
             shape.norm_eps,
         )
         self.attn_norm, self.ffn_norm = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
-        self.attn_q, self.attn_k, self.attn_v = (nn.Linear(d, n, bias=False) for n in (d, kv, kv))
+        self.attn_q, self.attn_k, self.attn_v = (nn.Linear(d, n, bias=shape.biased) for n in (d, kv, kv))
         self.attn_output = nn.Linear(d, d, bias=False)
         self.ffn_gate, self.ffn_up = (nn.Linear(d, shape.ffn, bias=False) for _ in range(2))
         self.ffn_down = nn.Linear(shape.ffn, d, bias=False)
@@ -105,7 +107,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids in, hidden states out; `logits` is the tied head, apart so that it need not run everywhere."""
+    """Token ids in, hidden states out; `logits` is the head, apart so that it need not run everywhere."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -113,6 +115,7 @@ class Llama(nn.Module):
         self.token_embd = nn.Embedding(shape.vocab, shape.width)
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.output_norm = nn.Parameter(torch.ones(shape.width))
+        self.output = None if shape.tied else nn.Linear(shape.width, shape.vocab, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Normed hidden states [batch, time, width] of ids [batch, time], causal."""
@@ -134,11 +137,16 @@ class Llama(nn.Module):
         return F.rms_norm(x, x.shape[-1:], self.output_norm.to(x.dtype), self.shape.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.token_embd.weight.to(hidden.dtype).T
+        return hidden @ (self.output or self.token_embd).weight.to(hidden.dtype).T
 
     def activation_dtype(self) -> torch.dtype:
         device = self.token_embd.weight.device.type
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.token_embd.weight.dtype
+
+    def fuse(self) -> None:
+        """Compile what of a layer does not depend on how much is cached, for `step`."""
+        for block in self.blk:
+            block.project, block.finish = (torch.compile(part, dynamic=False) for part in (block.project, block.finish))
 
     def cache(self, batch: int, length: int) -> Tensor:
         """An empty key-value cache [layers, 2, batch, kv_heads, length, head_width]."""
@@ -196,7 +204,8 @@ def _cut_block(block: nn.Module, source: nn.Module, basis: Tensor) -> None:
     for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
         norm = source.attn_norm if name.startswith("attn") else source.ffn_norm
         wanted, full = getattr(block, name).weight, getattr(source, name).weight.float().cpu()
-        wanted.copy_((full * norm.float().cpu())[: wanted.shape[0]] @ basis)
+        rows = torch.arange(len(wanted)) % len(full)
+        wanted.copy_((full * norm.float().cpu())[rows] @ basis)
     for name in ("attn_output", "ffn_down"):
         wanted, full = getattr(block, name).weight, getattr(source, name).weight.float().cpu()
         wanted.copy_(basis.T @ full[:, : wanted.shape[1]])

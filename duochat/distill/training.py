@@ -1,7 +1,8 @@
-"""Training of students: small Llamas that learn the target's full distribution where the target answers.
+"""Training of students: small Llamas that learn what the target held most likely where it answers.
 
-Several students share the target's logits. The tied head's gradient is worked out by hand in chunks of tokens, because
-the logits of a whole batch would not fit. Matrices learn by Muon (Jordan et al. 2024), embeddings and norms by AdamW.
+The head is that of the tokens to be proposed alone, so a vocabulary of 152,000 costs no more than one of 24,000. Its
+gradient is worked out by hand in chunks of tokens, because the logits of a whole batch would not fit. Matrices learn by
+Muon (Jordan et al. 2024), embeddings and norms by AdamW.
 """
 
 from __future__ import annotations
@@ -25,39 +26,48 @@ from duochat.distill.writing import Text
 
 log = logging.getLogger("distill")
 CHUNK = 8192
+WINDOW = 512  # tokens: of longer rows a part is read, as the draft lane reads the end of a long conversation
 CHECKED_EVERY = 50
 LEARNT_SHARE = 0.55
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A student to train: `320x5` = width x layers, `320x5@0.02` with a Muon learning rate of its own."""
+    """A student to train: `320x5` = width x layers, `320x5x1536` = x feed-forward's width, else in proportion to the
+    target's; `320x5@0.02` with a Muon learning rate of its own."""
 
     name: str
     width: int
     layers: int
+    ffn: int
     rate: float
 
     @classmethod
     def parse(cls, text: str, rate: float = 0.01) -> Plan:
         sizes, _, own_rate = text.partition("@")
         try:
-            width, layers = map(int, sizes.split("x"))
-            return cls(sizes, width, layers, float(own_rate or rate))
-        except ValueError as error:
-            raise DuoChatError(f"{text!r} is no student: write width x layers, such as 320x5 or 320x5@0.02.") from error
+            width, layers, *ffn = map(int, sizes.split("x"))
+            return cls(sizes, width, layers, *(ffn or [0]), float(own_rate or rate))
+        except (ValueError, TypeError) as error:
+            form = "width x layers, such as 320x5, or width x layers x inner width"
+            raise DuoChatError(f"{text!r} is no student: write {form}.") from error
 
     def shape(self, target: Shape) -> Shape:
-        """The target's shape made narrower and flatter; heads keep their width, so the rotary angles stay."""
+        """The target's shape made narrower and flatter; heads keep their width, so the rotary angles stay.
+
+        A key head serves three queries, or as many as the target's if these are fewer.
+        """
         if self.width % target.head_width or not 0 < self.layers <= target.layers or self.width > target.width:
             raise DuoChatError(
                 f"Student {self.name} does not fit: its width must be a multiple of {target.head_width} up to "
                 f"{target.width}, its layers at most {target.layers}."
             )
         heads = self.width // target.head_width
-        kv_heads = next(k for k in range(min(heads, target.kv_heads), 0, -1) if heads % k == 0)
-        ffn = -(-self.width * target.ffn // target.width // 64) * 64
-        return replace(target, width=self.width, layers=self.layers, heads=heads, kv_heads=kv_heads, ffn=ffn)
+        most = min(heads, max(target.kv_heads, heads // 3))
+        kv_heads = next(k for k in range(most, 0, -1) if heads % k == 0)
+        ffn = min(self.ffn or -(-self.width * target.ffn // target.width // 64) * 64, target.ffn)
+        sizes = {"width": self.width, "layers": self.layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
+        return replace(target, **sizes, biased=False, tied=True)
 
 
 class Muon:
@@ -115,8 +125,9 @@ class Student:
         others = [p for name, p in model.named_parameters() if p.ndim == 1]
         self.muon = Muon(matrices)
         groups = [{"params": [model.token_embd.weight], "base": 1e-3}, {"params": others, "base": 2e-3}]
-        self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
-        self.good = self.copied()
+        cuda = model.token_embd.weight.is_cuda
+        self.adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=cuda)
+        self.good, self.q4_0 = self.copied(), q4_0
 
     def learn(self, share: float) -> None:
         """One step at `share` of the full learning rates."""
@@ -133,7 +144,7 @@ class Student:
         exact = [parameter.detach().clone() for parameter in self.coarse]
         with torch.no_grad():
             for parameter in self.coarse:
-                parameter.copy_(q4_0(parameter))
+                parameter.copy_(self.q4_0(parameter))
         yield
         with torch.no_grad():
             for parameter, value in zip(self.coarse, exact, strict=True):
@@ -169,42 +180,63 @@ def share_of_rate(done: float, warm: float = 0.01, decay_from: float = 0.4) -> f
     return min(1.0, max(0.0, (1 - done) / (1 - decay_from)))
 
 
-def head_loss(student: Tensor, target: Tensor, hard: float) -> tuple[Tensor, Tensor]:
-    """Cross entropy against the target, and its gradient by the student's logits. Both logits: [tokens, vocab].
+@dataclass(frozen=True)
+class Batch:
+    """tokens int64 [rows, length]; places: flat indices of the positions whose next token is learnt; for each of them
+    the target's most likely tokens and their logits [places, TAUGHT]."""
 
-    What is learnt is (1 - hard) parts of the target's distribution and `hard` parts of its most likely token.
+    tokens: Tensor
+    places: Tensor
+    likely: Tensor
+    logits: Tensor
+
+
+class Head:
+    """What students learn to propose: rows of the embedding, and of what the target held likely the part among them.
+
+    frequent: the tokens to be proposed; none = all. hard: weight of the most likely one beside the distribution.
     """
-    wanted = F.softmax(target.float(), -1) * (1 - hard)
-    best = torch.arange(target.shape[-1], device=target.device) == target.argmax(-1, keepdim=True)
-    wanted = torch.where(best, wanted + hard, wanted)
-    logits = student.float()
-    scores = F.log_softmax(logits, -1)
-    return -(wanted * scores).sum(), (scores.exp() - wanted).to(student.dtype)
+
+    def __init__(self, vocab: int, frequent: Sequence[int], hard: float, device: torch.device) -> None:
+        self.tokens = torch.tensor(list(frequent) or range(vocab), device=device)
+        self.row = torch.full((vocab,), -1, device=device)
+        self.row[self.tokens] = torch.arange(len(self.tokens), device=device)
+        self.hard = hard
+
+    def wanted(self, likely: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the head int64 and their weights fp32 [places, TAUGHT]; weights sum to 1, or to 0 if none is kept."""
+        rows = self.row[likely.long()]
+        weights = logits.float().masked_fill(rows < 0, -torch.inf).softmax(-1).nan_to_num(0) * (1 - self.hard)
+        known, first = (rows >= 0).any(-1, keepdim=True), (rows >= 0).float().argmax(-1, keepdim=True)
+        return rows.clamp_min(0), weights.scatter_add(-1, first, self.hard * known)
+
+
+def head_loss(logits: Tensor, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy against `Head.wanted`, and its gradient by the student's logits [places, rows of the head]."""
+    found = logits.softmax(-1)
+    loss = -(weights * found.gather(-1, rows).float().clamp_min(1e-9).log()).sum()
+    return loss, found.scatter_add_(-1, rows, -weights.to(found.dtype))
 
 
 class Trainer:
-    """Trains students side by side on the target's logits; one call of `step` is one batch."""
+    """Trains students side by side; one call of `step` is one batch."""
 
-    def __init__(self, target: Llama, students: Sequence[Student], hard: float, compiled: bool) -> None:
-        self.target, self.students, self.hard = target, list(students), hard
-        self.device = target.token_embd.weight.device
-        self.loss, self.steps = head_loss, 0
+    def __init__(self, students: Sequence[Student], head: Head, compiled: bool) -> None:
+        self.students, self.head, self.steps = list(students), head, 0
+        self.device = head.tokens.device
         self.losses = torch.zeros(len(students))
         if compiled:
-            torch._dynamo.config.suppress_errors = True  # an uncompiled run is better than none
-            torch._dynamo.config.recompile_limit = 64
-            self.loss = torch.compile(head_loss, dynamic=False)
-            for block in [b for model in (target, *(s.model for s in students)) for b in model.blk]:
+            for block in [b for s in students for b in s.model.blk]:
                 block.compile(dynamic=False)
+            for student in students:
+                student.q4_0 = torch.compile(q4_0, dynamic=True)
 
-    def step(self, tokens: Tensor, places: Tensor, share: float) -> None:
-        """tokens [rows, length]; places: flat indices of the positions whose next token is learnt."""
-        with torch.no_grad():
-            taught = self.target(tokens).flatten(0, 1)[places]
+    def step(self, batch: Batch, share: float) -> None:
+        """Learn from one batch at `share` of the full learning rates."""
         with ExitStack() as stack:
             for student in self.students:
                 stack.enter_context(student.rounded())
-            self._differentiate(tokens, places, taught)
+            self._differentiate(batch)
         for student in self.students:
             student.learn(share)
         self.steps += 1
@@ -212,60 +244,69 @@ class Trainer:
             for student, loss in zip(self.students, self.losses.tolist(), strict=True):
                 student.checked(loss)
 
-    def _differentiate(self, tokens: Tensor, places: Tensor, taught: Tensor) -> None:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            hidden = [s.model(tokens).flatten(0, 1)[places] for s in self.students]
-        heads = self._heads(taught, [h.detach().to(taught.dtype) for h in hidden])
-        for student, h, (by_hidden, by_embedding) in zip(self.students, hidden, heads, strict=True):
-            h.backward(by_hidden.to(h.dtype))
-            student.model.token_embd.weight.grad.add_(by_embedding)
+    def _differentiate(self, batch: Batch) -> None:
+        cuda = self.device.type == "cuda"
+        self.losses = torch.zeros(len(self.students), device=self.device)
+        for i, student in enumerate(self.students):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=cuda):
+                hidden = student.model(batch.tokens).flatten(0, 1)[batch.places]
+            embedding = student.model.token_embd.weight
+            head = embedding.detach()[self.head.tokens].to(hidden.dtype)
+            self.losses[i], by_hidden, by_head = self._through_head(batch, hidden.detach(), head)
+            hidden.backward(by_hidden)
+            embedding.grad.index_add_(0, self.head.tokens, by_head)
 
     @torch.no_grad()
-    def _heads(self, taught: Tensor, hidden: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """For each student the mean loss's gradients by its hidden states and by its head; losses go to `losses`."""
-        weights = [s.model.token_embd.weight.to(taught.dtype) for s in self.students]
-        pairs = list(zip(hidden, weights, strict=True))
-        found = [(torch.empty_like(h), torch.zeros_like(w, dtype=torch.float32)) for h, w in pairs]
-        self.losses = torch.zeros(len(hidden), device=self.device)
-        for part in (slice(at, at + CHUNK) for at in range(0, len(taught), CHUNK)):
-            target = self.target.logits(taught[part])
-            for i, (h, weight) in enumerate(pairs):
-                loss, gradient = self.loss(h[part] @ weight.T, target, self.hard)
-                self.losses[i] += loss / len(taught)
-                found[i][0][part] = gradient @ weight / len(taught)
-                found[i][1].add_(gradient.T @ h[part], alpha=1 / len(taught))
-        return found
+    def _through_head(self, batch: Batch, hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean loss and its gradients by the hidden states and by the head."""
+        by_hidden, by_head = torch.empty_like(hidden), torch.zeros_like(head, dtype=torch.float32)
+        total, count = torch.zeros((), device=self.device), len(hidden)
+        for part in (slice(at, at + CHUNK) for at in range(0, count, CHUNK)):
+            wanted = self.head.wanted(batch.likely[part], batch.logits[part])
+            loss, gradient = head_loss(hidden[part] @ head.T, *wanted)
+            share = (wanted[1].sum(-1, keepdim=True) > 0) / count  # where nothing is kept, nothing is learnt
+            total += loss / count
+            by_hidden[part] = gradient @ head * share
+            by_head += gradient.T @ (hidden[part] * share.to(hidden.dtype))
+        return total, by_hidden, by_head
 
 
 class Texts:
     """Batches out of texts of several row lengths, each of about `tokens` tokens; everything lies on the device."""
 
-    def __init__(self, texts: Sequence[Text], tokens: int, device: torch.device, seed: int) -> None:
+    def __init__(self, texts: Iterable[Text], tokens: int, device: torch.device, seed: int) -> None:
         self.device, self.budget = device, tokens
-        self.pools: list[tuple[Tensor, Tensor]] = []
-        for length in sorted({t.tokens.shape[1] for t in texts}):
-            same = [t for t in texts if t.tokens.shape[1] == length]
-            joined = (np.concatenate([getattr(t, part) for t in same]) for part in ("tokens", "answers"))
-            self.pools.append(tuple(torch.from_numpy(array).to(device) for array in joined))
-        self.weights = [float(answers.sum()) for _, answers in self.pools]
+        pools: dict[int, list[tuple[Tensor, ...]]] = {}
+        for text in texts:
+            parts = (text.tokens, text.answers, text.likely, text.logits)
+            pools.setdefault(text.tokens.shape[1], []).append(tuple(torch.from_numpy(p).to(device) for p in parts))
+        self.pools = [tuple(map(torch.cat, zip(*pools.pop(length), strict=True))) for length in sorted(pools)]
+        self.weights = [float(answers.sum()) for _, answers, *_ in self.pools]
         self.choice = random.Random(seed)
         self.generator = torch.Generator(device).manual_seed(seed)
 
     @property
     def total(self) -> int:
-        return sum(tokens.numel() for tokens, _ in self.pools)
+        return sum(tokens.numel() for tokens, *_ in self.pools)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Endless (tokens [rows, length], places); pools are drawn as often as their answers weigh, rows shuffled."""
-        orders = [self._order(tokens) for tokens, _ in self.pools]
+    def counts(self, vocab: int) -> np.ndarray:
+        """How often the target answered with each token."""
+        return sum(torch.bincount(tokens[answers], minlength=vocab) for tokens, answers, *_ in self.pools).cpu().numpy()
+
+    def batches(self) -> Iterator[Batch]:
+        """Endless; pools are drawn as often as their answers weigh, rows shuffled."""
+        orders = [self._order(tokens) for tokens, *_ in self.pools]
         while True:
             pool = self.choice.choices(range(len(self.pools)), self.weights)[0]
-            tokens, answers = self.pools[pool]
-            rows = max(1, min(self.budget // tokens.shape[1], len(tokens)))
+            length = self.pools[pool][0].shape[1]
+            begin = self.choice.randint(0, max(0, length - WINDOW))
+            rows = max(1, min(self.budget // min(length, WINDOW), len(self.pools[pool][0])))
             if len(orders[pool]) < rows:
-                orders[pool] = self._order(tokens)
+                orders[pool] = self._order(self.pools[pool][0])
             drawn, orders[pool] = orders[pool][:rows], orders[pool][rows:]
-            yield tokens[drawn].long(), self._places(answers[drawn])
+            tokens, answers, likely, logits = (part[drawn, begin : begin + WINDOW] for part in self.pools[pool])
+            places = self._places(answers)
+            yield Batch(tokens.long(), places, likely.flatten(0, 1)[places], logits.flatten(0, 1)[places])
 
     def _order(self, tokens: Tensor) -> Tensor:
         return torch.randperm(len(tokens), generator=self.generator, device=self.device)
@@ -292,12 +333,12 @@ def train(
     """
     seen = steps = timed = 0
     began, reported, saved = time.monotonic(), 0.0, time.monotonic()
-    for tokens, places in texts.batches():
+    for batch in texts.batches():
         share = done()
         if share >= 1 and steps:
             break
-        trainer.step(tokens, places, share_of_rate(share))
-        seen, steps = seen + tokens.numel(), steps + 1
+        trainer.step(batch, share_of_rate(share))
+        seen, steps = seen + batch.tokens.numel(), steps + 1
         if steps == 20:
             began, timed = time.monotonic(), seen
         if time.monotonic() - reported > 10:

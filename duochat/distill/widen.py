@@ -23,7 +23,7 @@ KINDS = ("q4_k_m", "q8_0", "bf16", "f16")
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Llama that decide what a forward costs."""
+    """The sizes of a model that decide what a forward costs."""
 
     hidden: int
     ffn: int
@@ -36,6 +36,7 @@ class Shape:
 LIKE = {
     "llama-2-7b": Shape(4096, 11008, 32, 32, 32),
     "llama-2-13b": Shape(5120, 13824, 40, 40, 40),
+    "qwen2.5-7b": Shape(3584, 18944, 28, 28, 4),
     "qwen2.5-32b": Shape(5120, 27648, 64, 40, 8),
 }
 

@@ -18,6 +18,7 @@ import torch
 
 from duochat import DuoChatError, terminal
 from duochat.distill import gguf_file, widened
+from duochat.distill.gguf_file import interleaved
 from duochat.distill.widen import LIKE
 from duochat.models import Progress, store
 from duochat.models.stand_in import KEY
@@ -89,7 +90,7 @@ class Wide:
     def write(self, path: Path, kind: str, progress: Progress) -> None:
         """The whole file in 16 bits, norms in 32."""
         dtype, raw = PLAIN[kind]
-        writer = gguf.GGUFWriter(path, "llama")
+        writer = gguf.GGUFWriter(path, self.source.header.architecture)
         self._describe(writer)
         for name, shape in self.shapes.items():
             wide, size = (raw, 2) if len(shape) == 2 else (gguf.GGMLQuantizationType.F32, 4)
@@ -104,7 +105,8 @@ class Wide:
     def _describe(self, writer: gguf.GGUFWriter) -> None:
         s = self.shape
         sizes = {"width": s.hidden, "ffn": s.ffn, "layers": s.layers, "heads": s.heads, "kv_heads": s.kv_heads}
-        name = f"{self.source.meta.get('general.name', 'a small model')} with the shape of {self.like} (cost-faithful)"
+        small = self.source.header.metadata.get("general.name", "a small model")
+        name = f"{small} with the shape of {self.like} (cost-faithful)"
         gguf_file.write_meta(writer, replace(self.source.shape, **sizes, norm_eps=self.eps), self.source, name)
         writer.add_string(KEY, self.like)
 
@@ -118,22 +120,16 @@ class Wide:
             yield kept.cpu().contiguous().view(torch.uint8).numpy()
 
     def _heads(self, name: str) -> int:
-        """How many heads' rows of the tensor rotate, 0 = none."""
-        return {"q_proj": self.shape.heads, "k_proj": self.shape.kv_heads}.get(name.split(".")[-2], 0)
-
-
-def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of queries and keys in llama.cpp's order: what rotates together lies together, not in two halves."""
-    if not heads:
-        return tensor
-    return tensor.view(heads, 2, -1, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
+        """Of how many heads the tensor's rows are kept in another order, 0 = none."""
+        heads = {"q_proj": self.shape.heads, "k_proj": self.shape.kv_heads}
+        return heads.get(name.split(".")[-2], 0) if self.source.header.architecture == "llama" else 0
 
 
 def outer(name: str) -> str:
-    """GGUF's name of a parameter of transformers' Llama."""
+    """GGUF's name of a parameter of transformers' Llama and Qwen2."""
     layer, name = ("", name) if ".layers." not in name else name.removeprefix("model.layers.").split(".", 1)
-    stem = OUTER[name.removesuffix(".weight")]
-    return f"blk.{layer}.{stem}.weight" if layer else f"{stem}.weight"
+    stem, _, kind = name.rpartition(".")
+    return f"blk.{layer}.{OUTER[stem]}.{kind}" if layer else f"{OUTER[stem]}.{kind}"
 
 
 @llama_cpp.llama_log_callback

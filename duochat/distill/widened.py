@@ -1,4 +1,4 @@
-"""Cost-faithful targets: a small Llama widened to a large one's shape without changing its function.
+"""Cost-faithful targets: a small Llama or Qwen2 widened to a large one's shape without changing its function.
 
 Hidden states are padded with zeros (RMSNorm: weight * sqrt(d/D), eps * d/D); added heads and neurons are random but
 their output projections are zero, and so are those of added layers. Head size h -> nh: rotary pair i goes to pair
@@ -18,6 +18,8 @@ from torch import Tensor
 from duochat import DuoChatError
 from duochat.distill.widen import LIKE, Shape
 from duochat.models.stand_in import recipe
+
+FAMILIES = ("llama", "qwen2")
 
 
 def build(folder: Path, device: torch.device, dtype: torch.dtype, attention: str) -> torch.nn.Module:
@@ -56,9 +58,9 @@ def widen(
 
 def config(small: Any, shape: Shape) -> Any:
     """The configuration of a small one's widened model. Raises DuoChatError when the shape cannot hold it."""
-    if small.model_type != "llama":
+    if small.model_type not in FAMILIES:
         raise DuoChatError(
-            f"A target of the {small.model_type} family cannot be widened: give a Llama, such as SmolLM2."
+            f"A target of the {small.model_type} family cannot be widened: give a Llama or Qwen2, such as SmolLM2."
         )
     times = shape.head // small.head_dim
     slots = _kv_slots(small, shape)
@@ -70,6 +72,8 @@ def config(small: Any, shape: Shape) -> Any:
     large.num_hidden_layers, large.num_attention_heads = shape.layers, shape.heads
     large.num_key_value_heads, large.head_dim = shape.kv_heads, shape.head
     large.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
+    if kinds := getattr(small, "layer_types", None):
+        large.layer_types = kinds[:1] * shape.layers
     return large
 
 
@@ -135,9 +139,10 @@ class Places:
         elif part in self.rows and small is not None:
             source, target = self.rows[part]
             if part == "q_proj":  # what a used head has beyond the small one's size must not meet the random keys
-                large.view(-1, self.head, self.D)[target // self.head] = 0
+                large.view(-1, self.head, *large.shape[1:])[target // self.head] = 0
                 small = small * self.scale
-            large[target, : self.d] = small[source].to(large.dtype)
+            met = large if name.endswith("bias") else large[:, : self.d]
+            met[target] = small[source].to(large.dtype)
         elif small is not None:  # embedding, head, gate and up: more rows are random, more columns meet zeros
             if part in ("embed_tokens", "lm_head"):
                 large.zero_()

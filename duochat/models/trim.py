@@ -102,7 +102,7 @@ def _write(header: gguf.Header, tokens: np.ndarray, path: Path) -> None:
     writer = GGUFWriter(path, header.architecture)
     for key, value in header.metadata.items():
         if not key.startswith(("tokenizer.", "general.", "duochat.", "split.")):
-            _add(writer, key, value)
+            add_entry(writer, key, value)
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(len(tokens))
     for tensor in header.tensors:
@@ -118,7 +118,7 @@ def _write(header: gguf.Header, tokens: np.ndarray, path: Path) -> None:
     writer.close()
 
 
-def _add(writer: object, key: str, value: object) -> None:
+def add_entry(writer: object, key: str, value: object) -> None:
     """Copy an entry in the type that llama.cpp reads hyperparameters in."""
     if key.endswith(".vocab_size"):
         return

@@ -120,7 +120,14 @@
         drafted ? "" : " without a draft",
         [
           facts(...about),
-          drafted ? choice : make("p.dc-facts", {}, NO_DRAFT, make("code", {}, DISTILL + quoted(m.reference))),
+          drafted
+            ? choice
+            : make(
+                "p.dc-facts",
+                {},
+                NO_DRAFT,
+                make("code", {}, `${DISTILL} ${quoted(m.reference)} --out my-draft.gguf`),
+              ),
           told,
         ],
       );
@@ -231,7 +238,7 @@
 
   const LANES = { torch: "runs on torch", llama: "runs on llama.cpp" };
   const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
-  const DISTILL = "python -m duochat distill --target ";
+  const DISTILL = "python -m duochat distill --target";
   const quoted = (path) => (/[^\w@%+=:,./-]/.test(path) ? `'${path.replaceAll("'", `'\\''`)}'` : path);
   const facts = (...told) => make("p.dc-facts", {}, told.filter(Boolean).join(" · "));
   const forecast = ({ plain, drafted } = {}) =>

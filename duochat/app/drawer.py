@@ -55,6 +55,8 @@ class Controls:
         self.preset = gr.Radio(list(PRESETS), value=preset_of(defaults), label="Sampling", elem_id="preset")
         self._sampling(defaults)
         self._limits(defaults, context_length)
+        with gr.Accordion("Penalties", open=False, elem_id="penalties"):
+            self._penalties(defaults)
         self.inputs = [getattr(self, name) for name in SETTINGS]
         self._join()
 
@@ -63,6 +65,10 @@ class Controls:
         self.top_p = slider(0.05, 1, d.top_p, 0.01, "Top-p", "1: off")
         self.top_k = slider(0, 200, d.top_k, 1, "Top-k", "0: off")
         self.min_p = slider(0, 0.5, d.min_p, 0.01, "Min-p", "0: off")
+        self.seed = number(d.seed, "Seed", "The same seed gives the same text with every decoder")
+        gr.Checkbox(False, label="Keep the seed", info="“Answer again” takes another one otherwise", elem_id="pinned")
+
+    def _penalties(self, d: Options) -> None:
         self.repetition_penalty = slider(
             0.5, 2, d.repetition_penalty, 0.01, "Repetition penalty", "1: off. Of all said"
         )
@@ -71,8 +77,6 @@ class Controls:
         self.logit_bias = gr.Textbox(
             json.dumps(dict(d.logit_bias)), lines=1, label="Logit bias", info='{"token id": what is added}'
         )
-        self.seed = number(d.seed, "Seed", "The same seed gives the same text with every decoder")
-        gr.Checkbox(False, label="Keep the seed", info="“Answer again” takes another one otherwise", elem_id="pinned")
 
     def _limits(self, d: Options, context_length: int) -> None:
         self.max_tokens = slider(1, context_length, d.max_tokens, 1, "Max tokens", "An answer ends here at the latest")

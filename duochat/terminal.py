@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -55,6 +56,11 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 def number_or_auto(text: str) -> int | str:
     """The type of an argument that is a whole number or "auto"."""
     return text if text == "auto" else int(text)
+
+
+def mapping(text: str) -> Any:
+    """The type of an argument that is JSON."""
+    return json.loads(text)
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:

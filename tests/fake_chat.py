@@ -47,7 +47,7 @@ class SayingEngine:
     def __init__(self, says, width=1, rate=0, eos=(EOS,), context_length=4096, drafted=65, prefill_s=0, echoes=False):
         self.says, self.width, self.rate, self.drafted = list(says), width, rate, drafted
         self.prefill_s, self.echoes = prefill_s, echoes
-        self.eos, self.context_length = frozenset(eos), context_length
+        self.eos, self.context_length, self.vocabulary = frozenset(eos), context_length, EOS + 1
         self.asked = []
         self.calibrated = 0
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from duochat import DuoChatError
 from duochat.chat.answer import Engine, Step
 from duochat.chat.chat import Options
 from duochat.engine.rounds import Batch, Draft, Round
@@ -69,18 +70,19 @@ class Ready(Engine):
 
     hardware: ClassVar[dict[str, Any]] = {}
     settings: Any = None
+    choosing: tuple[str, int, int] | None = None
 
     def loading(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Step]:
         return iter(())
 
     def status(self) -> dict[str, Any]:
-        return {"state": "ready", "loading": None, "choosing": None, "hardware": self.hardware, "error": "",
+        return {"state": "ready", "loading": None, "choosing": self.choosing, "hardware": self.hardware, "error": "",
                 "requests": 0, "settings": self.settings, "pid": 0}  # fmt: skip
 
     def calibrate(self) -> dict[str, Any]:
         return self.hardware
 
-    def change(self, settings: Any) -> None:
+    def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = lambda: False) -> None:
         self.settings = settings
 
     def close(self) -> None:
@@ -96,7 +98,22 @@ class FakeEngine(Ready):
         self.rate, self.context_length, self.ended = rate, context_length, ended
         self._line: list[object] = []
 
-    def reply(self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool]) -> Iterator[Step]:
+    def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """A target with "fails" in its name cannot be loaded, one with "slow" is fetched until it is cancelled."""
+        if "fails" in settings.target:
+            raise DuoChatError(f"{settings.target} cannot be loaded: give another.")
+        begun = time.monotonic()
+        while "slow" in settings.target:
+            self.choosing = "fetching slow", int(1e7 * (time.monotonic() - begun)), 100_000_000
+            if cancelled():
+                self.choosing = None
+                raise DuoChatError("It was cancelled.")
+            time.sleep(0.05)
+        self.settings = settings
+
+    def reply(
+        self, messages: list[dict[str, str]], options: Options, cancelled: Callable[[], bool], _party: str = ""
+    ) -> Iterator[Step]:
         """One answer at a time, first come, first served."""
         ticket = object()
         self._line.append(ticket)

@@ -9,6 +9,7 @@ import numpy as np
 
 from duochat.engine.costs import Costs
 from duochat.engine.lanes import Answer, Cancelled, Candidates, Drafter, Target
+from duochat.engine.penalties import changes, penalised
 from duochat.engine.sampling import gumbel
 
 VOCAB = 40
@@ -29,12 +30,17 @@ def logits(context):
     return _row(tuple(int(t) for t in context[-3:]))
 
 
-def choose(row, sampling, position):
-    """argmax(logits/T + noise), and the probability of the chosen token."""
-    t = sampling.temperature
+def choose(row, sampling, position, context=()):
+    """argmax(logits/T + noise), and the probability of the chosen token. context: what penalties look at."""
+    t, made = sampling.temperature, changes(context, [()], sampling)
+    with penalised(row.astype(np.float32), made, 0) as row:
+        return _chosen(row.astype(float), t, sampling.seed, position)
+
+
+def _chosen(row, t, seed, position):
     scaled = row / t if t else row
     p = np.exp(scaled - scaled.max())
-    scores = scaled + gumbel(sampling.seed, position, np.arange(VOCAB)) if t else scaled
+    scores = scaled + gumbel(seed, position, np.arange(VOCAB)) if t else scaled
     token = int(np.argmax(scores))
     return token, p / p.sum(), scores
 
@@ -58,7 +64,7 @@ class FakeTarget(Target):
             paths.append([*paths[parent + 1], token])
         dists = []
         for path in paths:
-            token, p, _ = choose(logits(path), sampling, len(path))
+            token, p, _ = choose(logits(path), sampling, len(path), path)
             tokens.append(token)
             probs.append(float(p[token]))
             dists.append(p)
@@ -98,7 +104,7 @@ class FakeDrafter(Drafter):
         pass
 
     def _one(self, path, sampling):
-        right, _, scores = choose(logits(path), sampling, len(path))
+        right, _, scores = choose(logits(path), sampling, len(path), path)
         order = [int(t) for t in np.argsort(-scores)]
         if self.kind == "wrong":
             order = [t for t in order if t != right]
@@ -109,6 +115,31 @@ class FakeDrafter(Drafter):
         top = order[: self.candidates]
         ranked = sorted((float(probs[t]) for t in top), reverse=True)
         return Candidates(tuple(top), tuple(ranked))
+
+
+class Guessing(Drafter):
+    """Knows the answer, and proposes its next token at a random rank or not at all."""
+
+    candidates, most_nodes = 3, 32
+
+    def __init__(self, answer, vocabulary=600):
+        self.answer, self.vocabulary = answer, vocabulary
+        self.rng, self.thread = random.Random(5), ThreadPoolExecutor(1)
+
+    def expand(self, context, nodes, sampling, cancelled):
+        return [self._guess(node.position + 1) for node in nodes], 0.0
+
+    def _guess(self, position):
+        tokens = self.rng.sample(range(3, self.vocabulary), 3)
+        if position < len(self.answer) and self.rng.random() < 0.8:
+            tokens = self.rng.sample([self.answer[position], *tokens[:2]], 3)
+        return Candidates(tuple(dict.fromkeys(tokens)), (0.5, 0.3, 0.1)[: len({*tokens})])
+
+    def interrupt(self):
+        pass
+
+    def set_threads(self, threads, reading=0):
+        pass
 
 
 def costs():

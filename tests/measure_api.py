@@ -29,8 +29,11 @@ class Fake:
     """Says "xxx…", so many tokens a second (0: at once)."""
 
     def __init__(self, rate):
-        self.reply = chat_that_says("x" * TOKENS, rate=rate).reply
+        self.chat = chat_that_says("x" * TOKENS, rate=rate)
         self.known = {"state": "ready", "settings": config.load()}
+
+    def reply(self, messages, options, cancelled=lambda: False, _party=""):
+        return self.chat.reply(messages, options, cancelled)
 
     def status(self):
         return self.known

@@ -46,7 +46,7 @@ class Told:
     def __init__(self, *steps, state="ready"):
         self.steps, self.state, self.asked = steps or (Step(text="Hi.", phase="done", finish="stop"),), state, []
 
-    def reply(self, messages, options, cancelled):
+    def reply(self, messages, options, cancelled, party):
         self.asked.append((messages, options))
         yield from self.steps
 
@@ -211,6 +211,21 @@ def test_probabilities_are_the_records():
     assert [token for part in parts for token in part] == told
 
 
+def test_probabilities_of_a_prompts_answer_have_their_own_form():
+    body = {"model": "duochat", "prompt": "Ab", "logprobs": 2}
+    to = client(Told(*RECORD))
+    told = to.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert told["tokens"] == ["z", "a", "b", "c"]
+    assert told["token_logprobs"] == [math.log(0.25), 0.0, math.log(0.5), math.log(0.5)]
+    assert told["top_logprobs"][3] == {"c": math.log(0.5), "x": math.log(0.25)}
+    assert told["text_offset"] == [0, 1, 2, 3]
+    stream = chunks(to.post("/v1/completions", json=body | {"stream": True}))
+    parts = [c["choices"][0]["logprobs"] for c in stream if c["choices"] and c["choices"][0]["logprobs"]]
+    assert {name: [value for part in parts for value in part[name]] for name in told} == told
+    only = to.post("/v1/completions", json=body | {"logprobs": 0}).json()["choices"][0]["logprobs"]
+    assert only == told | {"top_logprobs": [{}] * 4}
+
+
 def test_every_token_says_where_it_comes_from():
     body = hello(duochat={"origins": True})
     told = chat(client(Told(*RECORD)), body).json()["choices"][0]["duochat"]
@@ -297,7 +312,9 @@ def test_rounds_of_the_last_answers_can_be_asked_for():
         ({"draft_budget": "auto"}, {"draft_budget": None}),
         ({"temperature": None, "stop": None, "n": None, "stream": None, "tools": None}, {}),
         ({"user": "me", "store": True, "metadata": {"a": "b"}, "service_tier": "auto"}, {}),
-        ({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}}, {}),
+        ({"presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.1}, ...),
+        ({"logit_bias": {"5": -100, "3": 1}}, {"logit_bias": ((3, 1.0), (5, -100.0))}),
+        ({"logit_bias": [[5, 1.5]]}, {"logit_bias": ((5, 1.5),)}),
         ({"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}, {}),
     ],
 )
@@ -329,9 +346,14 @@ def message(role="user", content="Hi", **more):
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"presence_penalty": 0.5}, "presence_penalty"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"presence_penalty": 2.5}, None),
+        ({"repetition_penalty": 0}, None),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"logit_bias": {"five": 1}}, None),
+        ({"logit_bias": {"5": 101}}, None),
+        ({"logit_bias": [["Hello", False]]}, None),
+        ({"logprobs": 3}, None),
+        ({"logprobs": "yes"}, None),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -345,6 +367,7 @@ def message(role="user", content="Hi", **more):
         ({"n": True}, "n"),
         ({"stop": [""]}, None),
         ({"stop": [1]}, "stop[0]"),
+        ({"stop": ["a"] * 129}, "stop"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"decoder": "magic"}, None),
         ({"draft_budget": 0}, None),
@@ -373,20 +396,10 @@ def test_what_cannot_be_honoured_is_refused(given, param):
     assert engine.asked == []
 
 
-def test_penalties_are_honoured_once_the_options_have_them(monkeypatch):
-    from dataclasses import dataclass
-
-    from duochat.api import asked
-
-    @dataclass(frozen=True)
-    class Penalised(Options):
-        presence_penalty: float = 0.0
-        check = lambda *_: None  # noqa: E731  a range comes with the setting
-
-    monkeypatch.setattr(asked, "Options", Penalised)
-    wanted = asked.read(json.dumps(hello(presence_penalty=0.5)).encode(), "messages")
-    settings = type("Settings", (), {**vars(SETTINGS), "presence_penalty": 0.0})
-    assert wanted.options(settings).presence_penalty == 0.5
+def test_no_request_asks_for_more_answers_than_there_are_choices():
+    """Each prompt of many, each n times, would fill the memory before the first is read."""
+    answer = client(Told()).post("/v1/completions", json={"model": "duochat", "prompt": ["a"] * 3, "n": 43})
+    assert answer.json()["error"]["message"] == "The body: n times the prompts is 129: ask for 128 answers at most."
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'"text"', b"null"])
@@ -463,7 +476,7 @@ def test_a_foreign_host_header_is_refused(host):
     assert client(Told()).get("/v1/models", headers={"host": host}).status_code == 400
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://[", ""])
 def test_pages_elsewhere_may_not_ask(origin):
     engine = Told()
     for access in (Access(), Access(origins=["https://good.example"]), Access(key="k")):
@@ -503,6 +516,11 @@ def test_the_key_is_asked_for(given, caplog, capfd):
     assert "secret-key" not in caplog.text + "".join(capfd.readouterr())
 
 
+def test_a_key_may_have_any_letters():
+    to = client(Told(), Access(key="schlüssel"))
+    assert chat(to, hello(), headers={"authorization": "Bearer schlüssel".encode()}).status_code == 200
+
+
 def test_a_password_on_the_page_locks_the_api_too():
     answer = client(Told(), Access(locked=True)).get("/v1/models", headers={"authorization": "Bearer "})
     assert (answer.status_code, "--api-key" in answer.json()["error"]["message"]) == (401, True)
@@ -511,6 +529,15 @@ def test_a_password_on_the_page_locks_the_api_too():
 def test_on_other_addresses_any_name_may_be_used():
     to = client(Told(), Access("0.0.0.0", key="k"))
     assert to.get("/v1/models", headers={"host": "box.lan", "authorization": "Bearer k"}).status_code == 200
+
+
+def test_a_client_that_goes_within_its_body_is_no_fault(capfd):
+    with serving(make_app(Told(), Access())) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as to:
+            to.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+            time.sleep(0.1)
+        assert httpx.get(f"{address}/health").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -618,6 +645,7 @@ def test_the_line_has_an_end_and_tells_the_place(worker):
             answer = chat(to, SLOW | {"stream": stream})
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
             assert int(answer.headers["retry-after"]) >= 1
+            assert int(answer.headers["x-duochat-queue"]) > 2
     assert idle(worker)
 
 

@@ -1,18 +1,33 @@
 """The benchmark's figures against values computed by hand, and its method on fake models."""
 
 import argparse
+import gc
 import html
 import json
 import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+import toy_models
 from fakes import VOCAB, FakeDrafter, FakeTarget, costs
 
-from duochat import DuoChatError
-from duochat.bench import bench, contest, contestants, drafts, machine, metrics, report, report_page, simulate, tasks
+from duochat import DuoChatError, config
+from duochat.bench import (
+    bench,
+    contest,
+    contestants,
+    drafts,
+    machine,
+    metrics,
+    peers,
+    report,
+    report_page,
+    simulate,
+    tasks,
+)
 from duochat.bench.metrics import Run
 from duochat.engine.engine import Engine as Pair
 from duochat.engine.lanes import Cancelled
@@ -553,50 +568,78 @@ def test_drafts_are_compared_by_agreement_and_speed():
 # ---------------------------------------------------------------- peers
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A target and a draft as tiny GGUF files, and both lanes loaded from them."""
-    from toy_models import write_gguf
-
-    from duochat import config
-    from duochat.chat.worker import load_chat
-
-    folder = tmp_path_factory.mktemp("pair")
-    path = write_gguf(folder / "toy.gguf", quantized=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DUOCHAT_CACHE", str(folder / "cache"))
-        settings = config.load(target=str(path), draft=str(path), context_length=128)
-        yield settings, load_chat(settings, lambda *_: None)
+SERVER = Path(__file__).parent / "fake_llama_server.py"
 
 
-def test_all_peers_give_the_tokens_of_plain_decoding(pair):
-    from duochat.bench.peers import WAYS, Loader
+@pytest.fixture
+def started(tmp_path):
+    """Makes the peers of a pair of files on the fake server."""
+    engine = Pair(FakeTarget(), FakeDrafter(), costs=costs())
+    engine.target.eos, engine.describe = frozenset({2}), lambda: {"target_gpu_layers": 33}
+    for name in ("target.gguf", "draft.gguf"):
+        toy_models.write_gguf(tmp_path / name)
 
-    settings, talk = pair
-    load = Loader(settings, talk.engine, 128, lambda *_: None)
-    context = talk.tokenizer.prompt([{"role": "user", "content": "a b c a b"}])
-    plain = contestants.Decoder("autoregressive", talk.engine).answer(context, Sampling(), 24, lambda: False)
-    assert tuple(WAYS) == contestants.PEERS
-    for name in WAYS:
-        peer = load(name)
-        assert peer.name == name
-        timed = peer.answer(context, Sampling(), 24, lambda: False)
-        assert timed.figures["tokens"] == plain.figures["tokens"], name
-        assert timed.figures["finish"] == plain.figures["finish"]
-        assert 0 < timed.first_s <= timed.total_s
-        with pytest.raises(Cancelled):
-            peer.answer(context, Sampling(), 24, lambda: True)
+    def make(binary=SERVER, target="target.gguf", lengths=(4,), thresholds=(0.5,)):
+        settings = config.load(target=str(tmp_path / target), draft=str(tmp_path / "draft.gguf"))
+        return peers.Peers(settings, engine, str(binary), lengths, thresholds, [[5, 6], [7]], lambda *_: None)
+
+    return make
 
 
-def test_llama_cpp_needs_a_gguf_file(pair, tmp_path):
-    from duochat.bench.peers import Loader
-    from duochat.models import fetch, target_folder
+def options(server):
+    return json.load(urlopen(f"{server.url}/health"))["options"]
 
-    settings, talk = pair
-    folder = target_folder(fetch(settings.target))
-    load = Loader(replace(settings, target=str(folder)), talk.engine, 128, lambda *_: None)
+
+def test_a_peer_is_asked_as_we_are_and_reads_its_own_clock(started, monkeypatch):
+    server = started()("llama-server")
+    asked = []
+    monkeypatch.setattr(server, "_ask", lambda body, ask=server._ask: asked.append(body) or ask(body))
+    timed = server.answer([5, 6], Sampling(0.7, top_k=40, top_p=0.9, seed=3), 24, lambda: False)
+    assert timed == contestants.Timed(0.02, 0.22, {"tokens": [5, 6, 3, 2], "finish": "stop"})
+    wanted = {"prompt": [5, 6], "n_predict": 24, "seed": 3, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
+    assert wanted.items() <= asked[0].items()
+    assert asked[0]["cache_prompt"] is False
+    assert {"-ngl": "33", "-c": "10000"}.items() <= options(server).items()
+    with pytest.raises(Cancelled):
+        server.answer([5], Sampling(), 24, lambda: True)
+    server.close()
+
+
+def test_the_best_settings_of_a_peers_draft_take_part(started):
+    load = started(lengths=(2, 4), thresholds=(0.0, 0.5))
+    server = load("llama-server-cpu-draft")
+    told = options(server)
+    assert (told["--spec-draft-n-max"], told["--spec-draft-p-min"], told["-ngld"]) == ("4", "0.5", "0")
+    tried = load.tried["llama-server-cpu-draft"]
+    assert max(tried, key=tried.get) == "4 tokens, p 0.5"
+    assert len(tried) == 4
+    assert started()("llama-server-gpu-draft").name == "llama-server-gpu-draft"
+    results = {"tried": load.tried}
+    assert report.tried(results)[1] == ["peer", *tried]
+
+
+def test_servers_end_with_their_contestants(started):
+    server = started()("llama-server")
+    process = server._process
+    assert process.poll() is None
+    del server
+    gc.collect()
+    assert process.poll() is not None
+
+
+@pytest.mark.parametrize("fault", ["start", "answer"])
+def test_a_server_that_fails_is_a_sentence_with_its_last_words(started, monkeypatch, fault):
+    monkeypatch.setenv("FAULT", fault)
+    with pytest.raises(DuoChatError, match=r"no such device|the device is lost"):
+        started()("llama-server").answer([5], Sampling(), 4, lambda: False)
+
+
+def test_peers_need_the_server_and_gguf_files(started, tmp_path):
+    with pytest.raises(DuoChatError, match="--llama-server"):
+        started(binary="no-such-server")
+    (tmp_path / "folder").mkdir()
     with pytest.raises(DuoChatError, match="GGUF"):
-        load("llama.cpp")
+        started(target="folder")
 
 
 # ---------------------------------------------------------------- the machine

@@ -90,6 +90,15 @@ def test_the_baseline_is_of_about_now():
     assert costs.plain == pytest.approx(0.02 * 5e-3 / 1e-2, rel=0.05)  # 25 ms, 5 of them lost to drafting; twice slower
 
 
+def test_the_baseline_of_another_answer_is_none():
+    costs = Costs.of({1: 5e-3}, {1: 1e-3})
+    for i in range(20):
+        costs.observe(a_round(i))
+    assert costs.known
+    costs.observe(a_round(30, phase="prefill"))
+    assert not costs.known
+
+
 def test_a_round_whose_reader_was_slow_is_no_measure():
     costs = Costs.of({1: 1e-3}, {1: 1e-3})
     for i in range(60):

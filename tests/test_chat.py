@@ -452,11 +452,12 @@ class TestBadInput:
 def test_options_of_settings():
     settings = SimpleNamespace(
         decoder="speculative", temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, max_tokens=9, stop=("x",),
-        system="S", draft_budget="auto", target="elsewhere",
+        system="S", draft_budget="auto", target="elsewhere", repetition_penalty=1.1, presence_penalty=0.5,
+        frequency_penalty=0.0, logit_bias=((9, 1.0),),
     )  # fmt: skip
     options = Options.of(settings, seed=4)
     assert options.draft_budget == "auto"
-    assert options.sampling() == Sampling(0.7, 5, 0.9, 0.1, 4)
+    assert options.sampling() == Sampling(0.7, 5, 0.9, 0.1, 4, 1.1, 0.5, 0.0, ((9, 1.0),))
     assert options.stop == ("x",)
     assert Options.of(settings, draft_budget=7).draft_budget == 7
 

@@ -91,9 +91,11 @@ def test_chat_json_has_every_promised_key(engine, run):
 def test_chat_passes_its_options_on(engine, run):
     engine(engine={"echoes": True})
     said = run("chat", "Hi", "--temperature", "0.5", "--top-k", "9", "--top-p", "0.8", "--min-p", "0.1",
-               "--max-tokens", "300", "--seed", "4", "--draft-budget", "12", "--system", "Be brief")[1]  # fmt: skip
+               "--max-tokens", "300", "--seed", "4", "--draft-budget", "12", "--system", "Be brief",
+               "--repetition-penalty", "1.2", "--frequency-penalty", "-1", "--logit-bias", '{"9": 1}')[1]  # fmt: skip
     for asked in ("temperature=0.5", "top_k=9", "top_p=0.8", "min_p=0.1", "seed=4", "max_tokens=300",
-                  "draft_budget=12", "Be brief"):  # fmt: skip
+                  "draft_budget=12", "Be brief", "repetition_penalty=1.2", "frequency_penalty=-1.0",
+                  "logit_bias=((9, 1.0),)"):  # fmt: skip
         assert asked in said
 
 

@@ -158,6 +158,7 @@ def test_automatic_is_one_value_from_the_file_to_the_engine():
 
 
 RANGES = {"temperature": (0, 100), "top_k": (0, 2**31 - 1), "top_p": (1e-9, 1), "min_p": (0, 1), "seed": (0, 2**63 - 1)}
+RANGES |= {"repetition_penalty": (1e-9, 10), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 
 @pytest.mark.parametrize("name", RANGES)

@@ -42,12 +42,16 @@ def check_identities(rounds):
     assert [r.finish is None for r in rounds] == [True] * (len(rounds) - 1) + [False]
 
 
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logit_bias": ((7, 2.0),)}
+
+
+@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["free", "penalised"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_same_tokens_as_plain_decoding(decoder, kind, temperature):
+def test_same_tokens_as_plain_decoding(decoder, kind, temperature, penalties):
     for seed in range(5):
-        sampling = Sampling(temperature=temperature, seed=seed)
+        sampling = Sampling(temperature=temperature, seed=seed, **penalties)
         prompt = [*PROMPT, seed + 1]
         plain = run("autoregressive", sampling=sampling, prompt=prompt)
         rounds = run(decoder, FakeDrafter(kind, seed), sampling, prompt=prompt)

@@ -306,6 +306,30 @@ def test_next_turn_reuses_the_cache(draft, monkeypatch):
     assert decoded == [1, 2, 3]
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=5)], ids=["greedy", "T=1"])
+def test_a_long_context_is_begun_near_its_end(draft, alone, rows, monkeypatch, sampling):
+    monkeypatch.setattr(LlamaDrafter, "WINDOW", 100)
+    context = [int(t) for t in np.random.default_rng(4).integers(VOCABULARY, size=250)]
+    decoded = recorded(draft, monkeypatch)
+
+    def ask(length, asked):
+        del decoded[:]
+        root = root_of(context[:length])
+        found, _ = draft.expand(context[:length], [root, grow(root, 7)], sampling, never)
+        assert decoded == [*context[length - asked : length], *([7] if asked else [])]
+        return found
+
+    found = ask(200, 100)
+    for tokens, candidates in zip((context[100:200], [*context[100:200], 7]), found, strict=True):
+        position = 100 + len(tokens)
+        logits = rows[id(candidates)][0]
+        assert np.allclose(logits, alone.logits(tokens), atol=FUSED_TOLERANCE)
+        assert candidates == choose(logits, position, sampling, 8, None)
+    ask(230, 30)  # it goes on from what is cached
+    ask(50, 50)  # another conversation
+    ask(250, 100)  # a long message
+
+
 def test_cancelled_prompt_goes_on_from_where_it_was(draft, alone, rows):
     context = [int(t) for t in np.random.default_rng(3).integers(VOCABULARY, size=200)]
     asked = iter([False, False, *[False] * 20])
@@ -477,7 +501,8 @@ def test_an_unknown_architecture(tmp_path):
         LlamaDrafter(path, 64, 1)
 
 
-def test_a_conversation_beyond_the_cache(draft):
+def test_a_conversation_beyond_the_cache(draft, monkeypatch):
+    monkeypatch.setattr(LlamaDrafter, "WINDOW", 10**6)
     context = [1] * (256 + 1024 + 1)
     with pytest.raises(DuoChatError, match="context_length"):
         draft.expand(context, [root_of(context)], GREEDY, never)

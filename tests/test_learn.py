@@ -189,7 +189,7 @@ def test_the_lesson_is_json_and_has_a_word_for_everything():
     made = learn.lesson(recording(), "formula")
     json.dumps(made)
     assert [c["id"] for c in made["chapters"]] == [
-        "idea", "rounds", "exact", "budget", "pays", "branches", "exercises", "words"]  # fmt: skip
+        "idea", "rounds", "exact", "budget", "pays", "hurts", "branches", "exercises", "words"]  # fmt: skip
     assert {kind for kind, *_ in made["colours"]} >= {"accepted", "correction", "bonus", "plain", "ghost", "chip"}
 
 

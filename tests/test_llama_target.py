@@ -1,18 +1,17 @@
 """The target lane on llama.cpp: every node of a tree must get the answer of a run of its own, to the bit."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes import costs
+from fakes import Guessing, costs
 from toy_models import write_gguf
 
 from duochat import DuoChatError
 from duochat.engine.decoding import Request, decode
-from duochat.engine.lanes import Cancelled, Candidates, Drafter
+from duochat.engine.lanes import Cancelled
 from duochat.engine.llama import devices, sample, widths
 from duochat.engine.llama.placing import Place, place
 from duochat.engine.llama.target import LlamaTarget
@@ -24,6 +23,8 @@ gguf = pytest.importorskip("gguf")
 
 GREEDY = Sampling()
 SETTINGS = [GREEDY, Sampling(temperature=0.7, seed=3), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01)]
+PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": ((9, 1.5),)}
+SETTINGS += [Sampling(**PENALTIES), Sampling(temperature=0.7, top_p=0.9, seed=3, **PENALTIES)]
 FAMILIES = ["llama", "qwen3", "gemma3", "qwen3moe"]
 
 
@@ -213,30 +214,6 @@ def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
         assert told.tokens[:1] == target.verify(prompt(length), (), GREEDY).tokens
     assert max(map(len, forwards)) == 442 + target.most_nodes
     target.close()
-
-
-class Guessing(Drafter):
-    """Knows the answer, and proposes its next token at a random rank or not at all."""
-
-    candidates, most_nodes = 3, 32
-
-    def __init__(self, answer: list[int]) -> None:
-        self.answer, self.rng, self.thread = answer, random.Random(5), ThreadPoolExecutor(1)
-
-    def expand(self, context, nodes, sampling, cancelled):
-        return [self._guess(node.position + 1) for node in nodes], 0.0
-
-    def _guess(self, position):
-        tokens = self.rng.sample(range(3, 600), 3)
-        if position < len(self.answer) and self.rng.random() < 0.8:
-            tokens = self.rng.sample([self.answer[position], *tokens[:2]], 3)
-        return Candidates(tuple(dict.fromkeys(tokens)), (0.5, 0.3, 0.1)[: len({*tokens})])
-
-    def interrupt(self):
-        pass
-
-    def set_threads(self, threads, reading=0):
-        pass
 
 
 def text(target, drafter, decoder, sampling, context) -> tuple[list[int], int]:

@@ -452,9 +452,10 @@ def test_context_meter_and_figures(page: Page) -> None:
 def test_the_picker_lists_every_pair_and_why_one_does_not_fit(page: Page) -> None:
     page.get_by_role("button", name=re.compile("SmolLM2")).click()
     sheet = page.get_by_role("dialog", name="Models")
-    expect(sheet.locator(".dc-pair.used")).to_contain_text("In use", timeout=WAIT)
-    for pair in sheet.locator(".dc-pair").all():
-        expect(pair).to_contain_text("GiB for the target")
+    expect(sheet.locator(".dc-used")).to_contain_text("In use", timeout=WAIT)
+    pairs = sheet.locator(".dc-pair", has_text="GiB for the target")
+    expect(pairs).to_have_count(9)
+    expect(sheet.locator("h4").first).to_contain_text("Up to")
     for unfit in sheet.locator(".dc-pair.unfit").all():
         expect(unfit).to_contain_text("Does not fit: ")
         assert not unfit.get_by_role("button", name="Load").count()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("gradio")
 from fake_engine import ANSWER, HOSTILE, FakeEngine, Ready
+from simulated import PROSE, SimulatedEngine
 
 from duochat import DuoChatError, config
 from duochat.app import hardware, load
@@ -265,22 +266,51 @@ def test_a_conversation_that_is_gone_is_refused_before_anything_is_made(room: Ro
     assert texts(room, conversation) == ["hello", "one two three"]
 
 
-def again(room: Room, conversation: str, **options: Any) -> dict[str, Any]:
+def again(room: Room, conversation: str, pinned: bool = False, **options: Any) -> dict[str, Any]:
     """Answer again; the meta of what comes of it."""
     last = room.store.thread(conversation)[-1].id
-    room.ask({"kind": "retry", "conversation": conversation, "message": last}, Options(**options))
+    room.ask({"kind": "retry", "conversation": conversation, "message": last, "pinned": pinned}, Options(**options))
     finished(room, conversation)
     return room.store.thread(conversation)[-1].meta
 
 
-def test_answer_again_takes_a_new_seed_unless_one_was_chosen(room: Room) -> None:
+def test_answer_again_takes_a_new_seed_unless_it_is_pinned(room: Room) -> None:
     """Version 2/2 was letter by letter version 1/2 at temperature 0.8."""
     conversation = room.ask({"kind": "send", "conversation": "", "text": "hello"}, Options(temperature=0.8))
     finished(room, conversation)
     assert again(room, conversation, temperature=0.8)["options"]["seed"] == 1
     assert again(room, conversation, temperature=0.8)["options"]["seed"] == 2
-    assert again(room, conversation, temperature=0.8, seed=77)["options"]["seed"] == 77
+    assert again(room, conversation, pinned=True, temperature=0.8)["options"]["seed"] == 0
+    assert again(room, conversation, pinned=True, temperature=0.8, seed=77)["options"]["seed"] == 77
     assert room.store.get(conversation).settings["seed"] == 77
+
+
+def test_one_message_is_deleted_and_its_neighbours_are_one_turn(room: Room) -> None:
+    conversation = ask(room, "send", text="hello")
+    finished(room, conversation)
+    answer = room.store.thread(conversation)[-1].id
+    change = {"do": "remove", "conversation": conversation, "message": answer}
+    assert [m["text"] for m in room.change(change)["messages"]] == ["hello"]
+    ask(room, "send", conversation, text="and you?")
+    assert room.engine.messages == [{"role": "user", "content": "hello\n\nand you?"}]
+    with pytest.raises(DuoChatError, match="still being answered"):
+        room.change({**change, "message": room.store.thread(conversation)[0].id})
+    finished(room, conversation)
+
+
+def test_an_answer_is_shared_as_a_page_of_its_own(room: Room) -> None:
+    conversation = ask(room, "send", text="What is <b>?")
+    finished(room, conversation)
+    last = room.store.thread(conversation)[-1].id
+    share = {"do": "share", "conversation": conversation, "message": last}
+    with pytest.raises(DuoChatError, match="No trace"):
+        room.change(share)
+    steps = SimulatedEngine(PROSE[:200]).reply([{"role": "user", "content": "x"}], Options())
+    room.store.update(last, PROSE[:200], {"finish": "stop"}, [s for s in steps if s.round])
+    page = room.change(share)
+    assert page["name"] == "what-is-b.html"
+    assert "What is \\u003cb>?" in page["html"]
+    assert 'openSaved("showAnswer")' in page["html"]
 
 
 def test_at_temperature_0_the_same_text_is_explained(room: Room) -> None:
@@ -388,21 +418,22 @@ def test_every_preset_is_known_by_its_values() -> None:
     assert preset_of(Options(temperature=0.33)) is None
 
 
-FIELDS = ["duotree", 0.7, 40, 0.95, 0.0, 7, 128, "END\\n\n\nstop", "be kind", 0]
+FIELDS = ["duotree", 0.7, 40, 0.95, 0.0, 1.1, 0.5, 0, '{"9": -1}', 7, 128, "END\\n\n\nstop", "be kind", 0]
 
 
 def test_options_from_the_fields() -> None:
     options = options_from(FIELDS, 4096)
     assert options.stop == ("END\n", "stop")
     assert options.draft_budget == "auto"
+    assert (options.repetition_penalty, options.logit_bias) == (1.1, ((9, -1.0),))
 
 
 @pytest.mark.parametrize(
     ("place", "value", "told"),
-    [(0, "magic", "decoder"), (1, -1, "temperature"), (3, 1.2, "top_p"), (5, -3, "Seed is -3"),
-     (6, 10**9, "Max tokens"),
-     (6, 0, "Max tokens is 0: give a whole number from 1 to"),
-     (9, -5, "Draft budget γ is -5: give a whole number from 0 to"), (9, 10**6, "Draft budget γ"), (5, "many", "Seed")],
+    [(0, "magic", "decoder"), (1, -1, "temperature"), (3, 1.2, "top_p"), (9, -3, "Seed is -3"),
+     (5, 0, "repetition_penalty"), (8, "[", "logit_bias"), (8, '{"x": 1}', "logit_bias"), (10, 10**9, "Max tokens"),
+     (10, 0, "Max tokens is 0: give a whole number from 1 to"), (9, "many", "Seed"),
+     (13, -5, "Draft budget γ is -5: give a whole number from 0 to"), (13, 10**6, "Draft budget γ")],
 )  # fmt: skip
 def test_a_field_out_of_range_is_named(place: int, value: object, told: str) -> None:
     values = [*FIELDS[:place], value, *FIELDS[place + 1 :]]
@@ -439,22 +470,28 @@ class Changing(Ready):
 
     def __init__(self, settings: config.Settings, fault: str = "") -> None:
         self.settings, self.fault = settings, fault
-        self.changed = threading.Event()
+        self.asked: list[tuple[config.Settings, bool]] = []
 
-    def change(self, settings: config.Settings) -> None:
-        if not self.fault:
-            self.settings = settings
-        self.changed.set()
+    def change(self, settings: config.Settings, beside: bool = False, cancelled: Callable[[], bool] = bool) -> None:
+        self.asked.append((settings, beside))
+        if self.fault == "slow":
+            until(cancelled)
         if self.fault:
             raise DuoChatError(self.fault)
+        self.settings = settings
+
+
+def pair_of(name: str) -> dict[str, str]:
+    preset = config.presets()[name]
+    return {"target": preset.target, "draft": preset.draft}
 
 
 def test_a_preset_keeps_what_the_configuration_sets() -> None:
     """quantize, device and context_length were those of the preset's file, that is, the defaults."""
     own = config.load(device="cpu", context_length=2048, temperature=0.4)
     models = Models(Changing(own), own)
-    models.use({"name": "qwen3-8b"})
-    assert models.engine.changed.wait(5)
+    models.use(pair_of("qwen3-8b"))
+    until(lambda: models.settings is not own)
     used = models.settings
     assert (used.device, used.context_length, used.temperature) == ("cpu", 2048, 0.4)
     assert (used.target, used.description) == (
@@ -464,26 +501,111 @@ def test_a_preset_keeps_what_the_configuration_sets() -> None:
 def test_the_pair_of_the_command_line_can_be_chosen_again(tmp_path: Path) -> None:
     own = config.load(target=str(tmp_path / "my.gguf"), draft=str(tmp_path / "mine.gguf"), context_length=2048)
     models = Models(Changing(own), own)
-    first = models.models({})["pairs"][0]
-    assert (first["name"], first["target"], first["used"]) == ("own", "my", True)
-    assert first["description"] == "the pair that DuoChat was started with"
-    models.use({"name": "default"})
+    shown = models.models({})
+    first = shown["pairs"][0]
+    assert (first["name"], first["description"]) == ("my", "the pair that DuoChat was started with")
+    assert shown["used"] == [first["target"], first["draft"]]
+    models.use(pair_of("default"))
     until(lambda: models.settings.target == config.load().target)
-    shown = models.models({})["pairs"]
-    assert [p["name"] for p in shown if p["used"]] == ["default"]
-    until(lambda: models.use({"name": "own"}) and models.settings.target == own.target)
+    shown = models.models({})
+    assert [p["name"] for p in shown["pairs"] if [p["target"], p["draft"]] == shown["used"]] == [
+        "SmolLM2-135M-Instruct.Q4_1"
+    ]
+    until(lambda: not models.state({})["changing"])
+    models.use({"target": own.target, "draft": own.draft})
+    until(lambda: models.settings.target == own.target)
     assert models.settings.context_length == 2048
-    assert "own" not in [p["name"] for p in Models(Changing(config.load()), config.load()).models({})["pairs"]]
+    assert len(Models(Changing(config.load()), config.load()).models({})["pairs"]) == len(config.presets())
 
 
-def test_a_choice_that_fails_leaves_the_pair_in_use() -> None:
+def test_a_choice_that_fails_leaves_the_pair_in_use_and_says_why() -> None:
     own = config.load()
     models = Models(Changing(own, "It cannot be fetched: go online."), own)
-    models.use({"name": "qwen3-8b"})
-    assert models.engine.changed.wait(5)
-    assert [p["name"] for p in models.models({})["pairs"] if p["used"]] == ["default"]
-    with pytest.raises(DuoChatError, match="no such pair"):
-        models.use({"name": "/etc/passwd"})
+    models.use(pair_of("qwen3-8b"))
+    told = until(lambda: models.state({})["failed"])
+    assert told == {**pair_of("qwen3-8b"), "reason": "It cannot be fetched: go online."}
+    assert models.state({})["used"] == [own.target, own.draft]
+    models.engine.fault = ""
+    until(lambda: not models.state({})["changing"])
+    models.use(told)
+    until(lambda: models.settings.target == told["target"])
+    assert models.state({})["failed"] == {}
+
+
+def test_a_change_is_cancelled_without_a_fault() -> None:
+    own = config.load()
+    models = Models(Changing(own, "slow"), own)
+    models.use(pair_of("qwen3-8b"))
+    with pytest.raises(DuoChatError, match="wait for it"):
+        models.use(pair_of("qwen3-8b"))
+    models.cancel({})
+    until(lambda: not models.state({})["changing"])
+    assert models.state({})["failed"]["reason"] == ""
+
+
+def test_from_another_machine_only_what_is_listed_can_be_loaded(toys: Path) -> None:
+    own = config.load(models_folder=str(toys))
+    models = Models(Changing(own), own, here=False)
+    for asked in ({"target": "/etc/passwd", "draft": own.draft}, {"target": "hf:a/b", "draft": "hf:a/c"}):
+        with pytest.raises(DuoChatError, match="own browser"):
+            models.use(asked)
+    assert models.local({"folder": "/"})["folder"] == str(toys)
+    models.use({"target": str(toys / "target.gguf")})
+    until(lambda: models.settings.target == str(toys / "target.gguf"))
+
+
+@pytest.fixture
+def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A models folder: a target, two drafts that speak its tokens, and one that does not."""
+    from gguf import GGMLQuantizationType
+    from toy_models import byte_level_vocabulary, write_gguf
+
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder, (tokens, merges) = tmp_path / "toys", byte_level_vocabulary()
+    folder.mkdir()
+    write_gguf(folder / "target.gguf", quantized=GGMLQuantizationType.F32)
+    write_gguf(folder / "larger-draft.gguf")
+    write_gguf(folder / "small-draft.gguf", quantized=GGMLQuantizationType.Q4_0)
+    write_gguf(folder / "other.gguf", vocabulary=([*tokens[:-1], "other"], merges))
+    return folder
+
+
+def test_models_on_this_disk_come_with_their_lane_and_the_drafts_that_fit(toys: Path) -> None:
+    own = config.load(models_folder=str(toys))
+    models = Models(Changing(own), own, forecast=lambda s: {"plain": 2.0, "drafted": 3.0})
+    found = {m["name"]: m for m in models.local({})["models"]}
+    assert [d["name"] for d in found["target"]["drafts"]] == ["small-draft", "larger-draft"]
+    assert found["target"]["drafts"][0]["forecast"] == {"plain": 2.0, "drafted": 3.0}
+    assert (found["target"]["lane"], found["target"]["fits"]) == ("torch", True)
+    assert found["other"]["drafts"] == []
+    models.use({"target": str(toys / "target.gguf")})
+    until(lambda: models.settings.draft == str(toys / "small-draft.gguf"))
+    assert models.settings.target_gib > 0
+    with pytest.raises(DuoChatError, match="Name a draft too"):
+        models.use({"target": str(toys / "other.gguf")})
+
+
+def test_a_pair_is_loaded_beside_the_other_where_both_are_known_to_fit(toys: Path) -> None:
+    own = config.load(models_folder=str(toys))
+    models = Models(Changing(own), own)
+    models.local({})
+    models.use({"target": str(toys / "target.gguf")})
+    until(lambda: not models.state({})["changing"])
+    models.use({"target": "unheard.gguf", "draft": "of.gguf"})
+    until(lambda: not models.state({})["changing"])
+    assert [beside for _, beside in models.engine.asked] == [True, False]
+
+
+def test_the_context_is_loaded_anew_with_another_length() -> None:
+    own = config.load()
+    models = Models(Changing(own), own)
+    models.use({"context_length": 8192})
+    until(lambda: models.settings.context_length == 8192)
+    assert models.settings.target == own.target
+    with pytest.raises(DuoChatError, match="context_length is 3"):
+        models.use({"context_length": 3})
 
 
 def test_what_was_measured_last_is_shown() -> None:

@@ -444,7 +444,7 @@ def test_slow_motion_runs_at_its_part_of_real_time(open_page):
 def lesson_page(open_page):
     lessons = learn.Lessons(None)
     page = open_page()
-    names = ("recorded", "lesson", "own", "progress", "predict")
+    names = ("recorded", "lesson", "compared", "own", "progress", "predict")
     for name in names:
         page.expose_function(f"server_{name}", getattr(lessons, name))
     server = ", ".join(f"{name}: window.server_{name}" for name in names)
@@ -475,9 +475,48 @@ def test_the_what_if_panel_follows_its_sliders(lesson_page):
     assert "slower" in page.inner_text(".dpl-rates")
 
 
+def test_recordings_prove_when_it_does_not_pay_and_open(lesson_page):
+    page = lesson_page
+    page.click("text=6. When it does not pay")
+    page.wait_for_selector(".dpl-stage tr.dpl-slower")
+    rates = [float(words.rstrip("×")) for words in page.locator(".dpl-stage td:last-child").all_inner_texts()]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 1 > rates[-1]
+    page.click("text=A wild story")
+    page.wait_for_selector("[aria-current=step]:text('2. Round by round')")
+    assert "tokens in" in page.inner_text(".dpr-status")
+
+
+def test_a_link_opens_a_chapter_with_a_recording(lesson_page):
+    page = lesson_page
+    page.click("text=4. The draft budget")
+    page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }")
+    page.click("text=Copy a link to this")
+    assert page.evaluate("copied").endswith("#learn/budget/h200-duotree")
+    page.evaluate("location.hash = '#learn/pays/story'")
+    page.wait_for_selector("[aria-current=step]:text('5. When it pays')")
+    assert page.input_value(".dpl-source select") == "story"
+
+
+def test_exercises_fill_the_screen_one_at_a_time(lesson_page):
+    page = lesson_page
+    page.click("text=8. Exercises")
+    page.click("text=On the whole screen")
+    page.wait_for_selector(".dpl-room[open]")
+    asked = page.inner_text(".dpl-slide p >> nth=0")
+    assert page.evaluate("document.querySelector('.dpl-room').offsetHeight") >= page.viewport_size["height"] - 2
+    page.click("text=next ›")
+    assert page.inner_text(".dpl-slide p >> nth=0") != asked
+    page.focus(".dpl-room button >> nth=-1")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text(".dpl-slide p >> nth=0") == asked
+    page.keyboard.press("Escape")
+    assert page.locator(".dpl-room").count() == 0
+
+
 def test_answers_are_checked(lesson_page):
     page = lesson_page
-    page.click("text=7. Exercises")
+    page.click("text=8. Exercises")
     page.click("text=The draft forced the target to take it")
     assert "Not quite" in page.inner_text(".dpl-questions")
     page.click("text=The draft guessed it and the target chose the same")
@@ -488,7 +527,7 @@ def test_answers_are_checked(lesson_page):
 def test_every_chapter_opens_at_390_pixels(lesson_page):
     page = lesson_page
     page.set_viewport_size({"width": 390, "height": 800})
-    for index in range(8):
+    for index in range(9):
         page.click(f".dpl-chapter >> nth={index}")
         page.wait_for_timeout(150)
         assert page.inner_text(".dpl-stage, .dpl-body > p")
@@ -498,7 +537,7 @@ def test_every_chapter_opens_at_390_pixels(lesson_page):
 def test_theta_is_tried_on_what_the_draft_had(lesson_page):
     """The rule as the paper has it: ticking exactly the first tokens likelier than p(1,1)·p(2,1) is right."""
     page = lesson_page
-    page.click("text=6. Branches")
+    page.click("text=7. Branches")
     page.click(".dpl-theta button")
     assert "Not quite" in page.inner_text(".dpl-theta .dpl-verdict")
     told = page.inner_text(".dpl-theta")

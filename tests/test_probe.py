@@ -1,6 +1,7 @@
 """A library that dies on this CPU is noticed before it is used: a stand-in raises the signal where a real one would."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,22 @@ def test_a_cache_that_cannot_be_written_is_gone_without(library, tmp_path, monke
     library("extra")
     assert not probe.extra_buffers()[0]
     assert asked == ["extra", "plain"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_library_in_a_folder_of_its_own_brings_its_devices(tmp_path, monkeypatch):
+    """llama-cpp-python takes llama.cpp from there, but its module for ggml the wheel's, which may know no GPU."""
+    import llama_cpp
+
+    own = shutil.copytree(Path(llama_cpp.__file__).parent / "lib", tmp_path / "lib")
+    before = probe.identity()
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(own))
+    assert probe.identity() != before
+    script = "from duochat.engine.llama import devices; devices.found(); print(open('/proc/self/maps').read())"
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, text=True, capture_output=True, check=True)
+    loaded = {Path(line.split()[-1]) for line in done.stdout.splitlines() if "/lib" in line}
+    assert {file.parent for file in loaded if file.name.startswith(("libggml", "libllama"))} == {own}
 
 
 def test_asking_loads_no_library():

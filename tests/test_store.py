@@ -102,6 +102,28 @@ class TestTree:
         store.select(c.id, one.id)
         assert on_view(store, c) == ["Hi", "one"]
 
+    def test_one_message_is_removed_and_what_followed_stays(self, store):
+        c, (asked, one, more, much) = talk(store, "Hi", "one", "more", "much")
+        store.remove(c.id, one.id)
+        assert on_view(store, c) == ["Hi", "more", "much"]
+        store.remove(c.id, much.id)
+        assert on_view(store, c) == ["Hi", "more"]
+        store.remove(c.id, asked.id)
+        assert on_view(store, c) == ["more"]
+        store.remove(c.id, more.id)
+        assert on_view(store, c) == []
+
+    def test_of_a_removed_version_what_followed_goes_too(self, store):
+        c, (asked, one) = talk(store, "Hi", "one")
+        two = store.add(c.id, asked.id, "assistant", "two")
+        store.add(c.id, two.id, "user", "more")
+        store.remove(c.id, two.id)
+        assert on_view(store, c) == ["Hi", "one"]
+        assert store.thread(c.id)[1].versions == (one.id,)
+        _, (foreign,) = talk(store, "Other")
+        with pytest.raises(DuoChatError, match="no longer part"):
+            store.remove(c.id, foreign.id)
+
     def test_a_message_of_another_conversation_is_refused(self, store):
         c, _ = talk(store, "Hi", "one")
         _, (foreign,) = talk(store, "Other")
@@ -155,6 +177,14 @@ class TestList:
         assert store.rename(c.id, "  A  new\nname ").title == "A new name"
         assert len(store.rename(c.id, "x" * 10_000).title) == 200
         assert store.configure(c.id, {"stop": ("x",), "seed": 1}).settings == {"stop": ["x"], "seed": 1}
+
+    def test_a_folder_is_kept_and_exported(self, store):
+        c, _ = talk(store, "Hi")
+        store.move(c.id, " Work  place ")
+        assert store.get(c.id).folder == "Work place"
+        (copy,) = store.import_(store.export(c.id))
+        assert copy.folder == "Work place"
+        assert store.move(c.id, "").folder == ""
 
     def test_delete_can_be_undone(self, store):
         c, said = talk(store, "Hi", "one")

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fakes import Guessing, costs
 from torch._dynamo.utils import counters
 
 from duochat import DuoChatError
+from duochat.engine.decoding import DECODERS, Request, decode
 from duochat.engine.lanes import Answer, Cancelled
+from duochat.engine.penalties import changes, penalised
 from duochat.engine.pytorch import TorchTarget, choose, compiled, forward, masks
 from duochat.engine.pytorch.attention import NAME, attend, exactly
 from duochat.engine.pytorch.linear import join
@@ -201,6 +204,41 @@ def test_a_rows_noise_belongs_to_the_position_after_it():
     for path, token in zip(paths(tree), answer.tokens, strict=True):
         noise = gumbel(5, 12 + len(path), np.arange(VOCAB))
         assert token == int((plain(reference, context + path).numpy() + noise).argmax())
+
+
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": ((9, 2.0),)}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.0, "top_p": 0.99}], ids=str)
+def test_penalties_are_those_of_each_rows_path(padded, more):
+    """With candidates that do not suffice too: the row is then sampled anew."""
+    _, model = build()
+    target, context, tree = TorchTarget(model, 64), tokens(12), [(3, -1), (4, 0), (3, 1), (9, -1)]
+    target._shapes = Shapes(96, padded)
+    sampling = Sampling(**more, **PENALTIES).after(context[:8])
+    answer = target.verify(context, tree, sampling)
+    alone = [target.verify(context + path, (), sampling) for path in paths(tree)]
+    assert [*answer.tokens] == [one.tokens[0] for one in alone]
+    assert answer.probs == pytest.approx([one.probs[0] for one in alone], abs=1e-4)
+    for (token, parent), prob in zip(tree, answer.node_probs, strict=True):
+        row = plain(build()[0], context + paths(tree)[parent + 1]).numpy()
+        with penalised(row, changes(context, [paths(tree)[parent + 1]], sampling), 0) as seen:
+            scaled = torch.from_numpy(seen / more.get("temperature", 1))
+            assert more.get("top_p") or prob == pytest.approx(float(scaled.softmax(-1)[token]), abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_every_decoder_gives_the_text_of_plain_decoding_with_penalties(temperature):
+    target = TorchTarget(build()[1], 200)
+    sampling, said, accepted = Sampling(temperature=temperature, seed=4, **PENALTIES), {}, 0
+    for name in DECODERS:
+        drafter = Guessing([*tokens(30), *said["autoregressive"]], VOCAB) if said else None
+        rounds = [*decode(tokens(30), Request(sampling, 40, name), target, drafter, costs())]
+        said[name] = [t for r in rounds for t in r.tokens]
+        assert said[name] == said["autoregressive"]
+        accepted += sum(len(r.accepted) for r in rounds)
+    assert accepted > 10
 
 
 def ask(rows: int, sampling: Sampling, token: int = 0) -> choose.Ask:

@@ -231,11 +231,14 @@ def test_closing_the_stream_frees_the_engine(calm):
     assert time.monotonic() - asked < 2
 
 
-def test_requests_wait_in_line_and_are_served_in_order(calm):
+@pytest.mark.parametrize(
+    ("parties", "wanted"), [(["", "", "", ""], [0, 1, 2, 3]), (["a", "a", "a", ""], [0, 1, 3, 2])], ids=["one", "two"]
+)
+def test_requests_wait_in_line_and_parties_take_turns(calm, parties, wanted):
     order, steps = [], [[] for _ in range(4)]
 
     def ask_in_turn(i):
-        for step in calm.reply(ASK, Options(max_tokens=30)):
+        for step in calm.reply(ASK, Options(max_tokens=30), party=parties[i]):
             steps[i].append(step)
         order.append(i)
 
@@ -246,10 +249,10 @@ def test_requests_wait_in_line_and_are_served_in_order(calm):
         until(lambda: calm.status()["requests"] == len(threads))
     for thread in threads:
         thread.join()
-    assert order == [0, 1, 2, 3]
+    assert order == wanted
     assert all(said(s) == "tick " * 6 for s in steps)
     places = [s.progress[0] for s in steps[3] if s.phase == "queued"]
-    assert places[0] == 3
+    assert places[0] == wanted.index(3)
     assert sorted(set(places), reverse=True) == list(dict.fromkeys(places))
 
 
@@ -334,6 +337,39 @@ def test_a_pair_that_cannot_be_fetched_leaves_the_other_in_use(start):
     with pytest.raises(DuoChatError, match="no model"):
         worker.change(FakeSettings(fault="check refuses"))
     assert worker.status()["pid"] == pid
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_where_there_is_room_the_pair_in_use_answers_until_the_other_is_loaded(start):
+    worker = start()
+    answer(worker)
+    changing = threading.Thread(target=worker.change, args=[FakeSettings(text="Other.", load_s=1.5), True])
+    changing.start()
+    until(lambda: worker.status()["choosing"] == ("reading the fake target", 1, 2))
+    assert said(answer(worker)) == "Hello from the engine."
+    assert worker.status()["choosing"]
+    changing.join()
+    assert worker.status()["choosing"] is None
+    assert said(answer(worker)) == "Other."
+
+
+def test_a_pair_that_fails_beside_the_one_in_use_touches_nothing(start):
+    worker = start()
+    answer(worker)
+    pid = worker.status()["pid"]
+    with pytest.raises(DuoChatError, match="does not fit"):
+        worker.change(FakeSettings(fault="load refuses"), beside=True)
+    assert worker.status()["pid"] == pid
+    assert said(answer(worker)) == "Hello from the engine."
+
+
+def test_a_change_can_be_cancelled_while_it_is_fetched(start):
+    worker, stop = start(), threading.Event()
+    answer(worker)
+    threading.Timer(0.3, stop.set).start()
+    with pytest.raises(DuoChatError, match="cancelled"):
+        worker.change(FakeSettings(check_s=60), cancelled=stop.is_set)
+    assert worker.status()["choosing"] is None
     assert said(answer(worker)) == "Hello from the engine."
 
 

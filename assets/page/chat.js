@@ -1,7 +1,8 @@
 /* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that page.py sends. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, say, copy, recall, actions, welcome } = window.duochat;
+  const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill } =
+    window.duochat;
   const tab = Math.random().toString(36).slice(2);
   const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
   const LATE = 8000; // ms without a word after something was asked
@@ -21,8 +22,8 @@
       this.build(element);
       watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
       setInterval(() => this.listen(), 1000);
-      window.addEventListener("hashchange", () => this.open(decodeURIComponent(location.hash.slice(1))));
-      this.open(decodeURIComponent(location.hash.slice(1)));
+      window.addEventListener("hashchange", () => this.follow());
+      this.follow();
     }
 
     build(element) {
@@ -32,6 +33,8 @@
       this.thread.addEventListener("scroll", () => this.noteScroll(), { passive: true });
       this.down = button("down", "To the end", () => this.toEnd(), "down");
       this.state = new window.duochat.State();
+      this.waiting = make("div.dc-queue", { role: "group", "aria-label": "Messages that wait" });
+      this.queue = [];
       this.composer = new window.duochat.Composer(
         (text) => this.send(text),
         () => this.stop(),
@@ -43,18 +46,27 @@
           {},
           this.thread,
           this.down,
-          make("div.dc-foot", {}, this.state.element, this.composer.element),
+          make("div.dc-foot", {}, this.state.element, this.waiting, this.composer.element),
         ),
       );
       this.noteScroll();
       Object.assign(actions, {
         newChat: () => this.open(""),
-        retry: () => this.last("assistant") && this.ask("retry", { message: this.last("assistant").id }),
+        retry: () => this.last("assistant") && this.retry(this.last("assistant")),
         edit: () => this.last("user") && this.edit(this.last("user")),
         copy: () => this.last("assistant") && copy(this.last("assistant").text, this.composer.voice),
         focus: () => this.composer.focus(),
         escape: () => this.escape(),
       });
+    }
+
+    /** The address names a conversation, or a place in another tab. */
+    follow() {
+      const hash = decodeURIComponent(location.hash.slice(1));
+      const tab = hash.includes("/") && document.getElementById(`${hash.split("/")[0]}-tab-button`);
+      if (!tab) return this.open(hash);
+      if (!this.loaded) this.open("", false);
+      return tab.click();
     }
 
     last(role) {
@@ -72,12 +84,38 @@
     /* ---- asking ---- */
 
     send(text) {
-      if (this.busy) return (toast("An answer is being written: stop it first, or wait. Your text stays here."), false);
-      if (!this.loaded) return ((this.held = text), true);
+      if (this.busy || !this.loaded) return (this.wait(...this.queue, text), true);
       const last = this.messages[this.messages.length - 1];
       this.ask("send", { text, after: last ? last.id : null });
       this.pretend(text);
       return true;
+    }
+
+    /** The messages that are sent when the answer is finished, in this order. */
+    wait(...queue) {
+      this.queue = queue;
+      remember(`queue.${this.conversation}`, queue.length ? JSON.stringify(queue) : "");
+      this.waiting.replaceChildren(
+        ...queue.map((text, i) =>
+          make(
+            "p.dc-queued",
+            {},
+            make("b", {}, "Next"),
+            make("span", {}, text),
+            button("close", "Take it back", () => {
+              this.wait(...queue.toSpliced(i, 1));
+              this.composer.giveBack(text);
+            }),
+          ),
+        ),
+      );
+    }
+
+    /** Nothing more is sent by itself: the texts go back where they were written. */
+    unqueue() {
+      const queue = this.queue;
+      this.wait();
+      for (const text of queue.toReversed()) this.composer.giveBack(text);
     }
 
     ask(kind, more = {}) {
@@ -90,12 +128,17 @@
       this.trigger("ask", { kind, ticket, tab, conversation: this.conversation, ...more });
     }
 
+    /** Another version, with another seed unless that is pinned. */
+    retry(message) {
+      this.ask("retry", { message: message.id, pinned: Boolean(document.querySelector("#pinned input")?.checked) });
+    }
+
     /** Show the user's message at once, before the server has stored it. */
     pretend(text) {
       this.list.querySelector(".dc-empty")?.remove();
-      const article = this.article({ id: "new", role: "user", text, versions: [] });
-      article.classList.add("sending");
-      this.list.append(article);
+      const sending = article(this, { id: "new", role: "user", text, versions: [] });
+      sending.classList.add("sending");
+      this.list.append(sending);
       this.toEnd();
     }
 
@@ -106,6 +149,7 @@
       this.list.querySelector(".sending")?.remove();
       if (asked?.kind === "send") this.composer.giveBack(asked.text);
       if (asked?.kind === "edit") this.composer.giveBack(asked.text);
+      this.unqueue();
       this.fault(why);
       if (this.conversation) this.resync();
     }
@@ -145,17 +189,19 @@
       }
     }
 
-    open(conversation) {
-      if (!this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
+    /** shown: bring the chat into view, and say in the address which one it is. */
+    open(conversation, shown = true) {
+      if (shown && !this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
       if (conversation && conversation === this.conversation) return;
       this.conversation = conversation;
-      this.point();
+      if (shown) this.point();
       this.clearFaults();
       this.loaded = !conversation;
       this.setBusy(false);
       this.draw({ messages: [] });
       this.state.show({ phase: "idle" });
       this.composer.use(conversation);
+      this.wait(...JSON.parse(recall(`queue.${conversation}`) || "[]"));
       this.trigger("open", { conversation, tab, settings: recall("settings") });
       window.duochat.side_?.mark(conversation);
       window.duochat.picture_?.clear();
@@ -188,7 +234,13 @@
       }
       if (value.stream) this.grow(value.stream);
       if (value.status) this.show(value.status);
-      if (this.held && this.loaded && !this.busy) this.send([this.held, (this.held = "")][0]);
+      if (this.queue.length && this.loaded && !this.busy) this.sendNext();
+    }
+
+    sendNext() {
+      const [text, ...rest] = this.queue;
+      this.wait(...rest);
+      this.send(text);
     }
 
     /** Tell the server how far the page has come, so that it never runs ahead; one word at a time. */
@@ -217,8 +269,7 @@
         this.point();
         this.loaded = true;
         this.composer.rename("");
-        if (this.held) this.composer.giveBack(this.held);
-        this.held = "";
+        this.unqueue();
         this.draw({ messages: [] });
       }
       if (!this.list.querySelector(":scope > .dc-fault")) this.fault(why);
@@ -226,7 +277,10 @@
 
     adopt(conversation) {
       if (conversation === this.conversation) return;
+      const queue = this.queue;
+      this.wait();
       this.conversation = conversation;
+      this.wait(...queue);
       this.point();
       this.composer.rename(conversation);
       window.duochat.side_?.changed(conversation);
@@ -239,6 +293,7 @@
       this.mention(status.notices);
       window.duochat.pace = status.pace > 0.1 ? 1000 * status.pace : 30; // ms between two pictures
       if (status.phase === "idle") this.remind();
+      if (["cancelled", "error"].includes(status.finish)) this.unqueue();
       if (was && !this.busy) {
         say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
         window.duochat.side_?.changed();
@@ -291,11 +346,11 @@
         const signature = JSON.stringify(message);
         const old = this.articles.get(message.id);
         const keep = old && (old.signature === signature || old.querySelector(".dc-editor"));
-        const article = keep
+        const drawn = keep
           ? old
-          : this.article(message, old?.classList.contains("live") ? old.querySelector(".dc-body") : null);
-        article.signature = keep ? old.signature : signature;
-        kept.set(message.id, article);
+          : article(this, message, old?.classList.contains("live") ? old.querySelector(".dc-body") : null);
+        drawn.signature = keep ? old.signature : signature;
+        kept.set(message.id, drawn);
       }
       this.articles = kept;
       const faults = [...this.list.querySelectorAll(":scope > .dc-fault")];
@@ -304,92 +359,6 @@
         ...faults,
       );
       window.duochat.picture_?.follow(this.messages);
-    }
-
-    /** grown: the body of the same answer while it was being written, whose blocks are kept where they are right. */
-    article(message, grown) {
-      if (message.role === "system")
-        return make("p.dc-note", {}, `System prompt of this conversation: ${message.text}`);
-      const mine = message.role === "user";
-      const body = grown || make("div.dc-body", { "data-testid": mine ? "user" : "bot", dir: "auto" });
-      const article = make(
-        `article.dc-message.${mine ? "mine" : "theirs"}`,
-        { "aria-label": mine ? "You" : "Answer", "data-id": message.id },
-        body,
-      );
-      if (mine) body.textContent = message.text;
-      else this.blocks(body, 0, message.blocks || []);
-      if (!mine && !message.live) for (const note of this.notes(message)) article.append(note);
-      if (message.live) article.classList.add("live");
-      else if (message.id !== "new") article.append(this.tools(message));
-      return article;
-    }
-
-    notes(message) {
-      const notes = (message.notices || []).map((words) => make("p.dc-note", {}, words));
-      if (message.error)
-        notes.push(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, message.error)));
-      if (message.finish === "cancelled") notes.push(make("p.dc-note", {}, "Stopped."));
-      if (message.finish === null) notes.push(make("p.dc-note", {}, "This answer was interrupted."));
-      if (message.finish === "length") notes.push(make("p.dc-note", {}, "The answer reached its longest length."));
-      return notes;
-    }
-
-    tools(message) {
-      const bar = make("div.dc-tools");
-      if (message.versions.length > 1) bar.append(this.versions(message));
-      const copying = button("copy", "Copy", () => copy(message.text, copying));
-      bar.append(
-        copying,
-        button("edit", "Edit", () => this.edit(message)),
-      );
-      if (message.role === "assistant") {
-        bar.append(button("retry", "Answer again", () => this.ask("retry", { message: message.id })));
-        if (message.text && message.finish !== "stop" && !message.edited)
-          bar.append(
-            make(
-              "button.dc-text",
-              { type: "button", onclick: () => this.ask("continue", { message: message.id }), html: icon("forward") },
-              "Continue",
-            ),
-          );
-        if (message.figures?.tokens)
-          bar.append(
-            button("lanes", "Show how it was made", () => window.duochat.picture_?.show(message.id)),
-            this.figures(message.figures),
-          );
-      } else if (this.last("user")?.id === message.id)
-        bar.append(button("undo", "Take back", () => this.undo(message)));
-      return bar;
-    }
-
-    versions(message) {
-      const at = message.versions.indexOf(message.id),
-        all = message.versions;
-      const go = (step) => async () =>
-        this.accept(await this.server.choose({ conversation: this.conversation, message: all[at + step] }));
-      const before = button("left", "Version before", go(-1)),
-        after = button("right", "Next version", go(1));
-      before.disabled = at <= 0;
-      after.disabled = at >= all.length - 1;
-      return make(
-        "span.dc-versions",
-        {},
-        before,
-        make("span", { "aria-label": `Version ${at + 1} of ${all.length}` }, `${at + 1}/${all.length}`),
-        after,
-      );
-    }
-
-    figures(f) {
-      const parts = [
-        `${f.tokens} tokens`,
-        f.rate && `${f.rate.toFixed(1)} tok/s`,
-        f.alpha && `α ${f.alpha.toFixed(2)}`,
-        f.tau && `τ ${f.tau.toFixed(2)}`,
-        window.duochat.decoderName(f.decoder),
-      ];
-      return make("span.dc-figures", {}, parts.filter(Boolean).join(" · "));
     }
 
     accept(thread) {
@@ -401,6 +370,17 @@
     async undo(message) {
       if (this.busy) return toast("An answer is being written: stop it first.");
       this.accept(await this.server.change({ do: "undo", conversation: this.conversation, message: message.id }));
+    }
+
+    async delete(message) {
+      this.accept(await this.server.change({ do: "remove", conversation: this.conversation, message: message.id }));
+    }
+
+    /** One answer as a page of its own: question, tinted text, lanes. */
+    async share(message) {
+      const answer = await this.server.change({ do: "share", conversation: this.conversation, message: message.id });
+      if (answer?.refused) toast(answer.refused);
+      else save(answer.name, answer.html, "text/html");
     }
 
     edit(message) {
@@ -418,21 +398,7 @@
       const article = this.articles.get(message);
       const body = article?.querySelector(".dc-body");
       if (!body || body.children.length < from) return this.resync();
-      this.blocks(body, from, blocks);
-    }
-
-    blocks(body, from, blocks) {
-      blocks.forEach((html, i) => {
-        let block = body.children[from + i];
-        if (!block) body.append((block = make("div.dc-block")));
-        if (block.source === html) return;
-        block.source = html;
-        const open = block.querySelector("details")?.open;
-        block.innerHTML = html;
-        if (open) block.querySelector("details").open = true;
-        window.duochat.dress(block);
-      });
-      while (body.children.length > from + blocks.length) body.lastChild.remove();
+      fill(body, from, blocks);
     }
 
     async resync() {

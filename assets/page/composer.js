@@ -1,7 +1,8 @@
 /* Where people write: the composer below the thread, and the editor of a message. */
 (() => {
   "use strict";
-  const { make, icon, button, remember, recall, decoderName } = window.duochat;
+  const { make, icon, button, toast, remember, recall, decoderName, openPrompts } = window.duochat;
+  const LONGEST = 200_000; // characters of a message, as the server takes
 
   /** A text box that grows with its text. */
   const growing = (box) => {
@@ -25,7 +26,7 @@
         placeholder: "Message DuoChat",
         "aria-label": "Message",
         enterkeyhint: "send",
-        maxlength: "200000",
+        maxlength: `${LONGEST}`,
       });
       this.fit = growing(this.box);
       this.sending = button("send", "Send (Enter)", () => this.submit(), "send");
@@ -46,11 +47,57 @@
         "form.dc-composer",
         { onsubmit: (e) => (e.preventDefault(), this.submit()) },
         this.box,
-        make("div.dc-row", {}, this.settings, make("span.dc-space"), this.voice, meter, this.stopping, this.sending),
+        make(
+          "div.dc-row",
+          {},
+          ...this.adding(),
+          this.settings,
+          make("span.dc-space"),
+          this.voice,
+          meter,
+          this.stopping,
+          this.sending,
+        ),
       );
+      this.element.addEventListener("dragover", (e) => e.dataTransfer.types.includes("Files") && e.preventDefault());
+      this.element.addEventListener("drop", (e) => this.received(e, e.dataTransfer.files));
+      this.box.addEventListener("paste", (e) => this.received(e, e.clipboardData.files));
       this.onsend = send;
       this.box.addEventListener("input", () => this.note());
       this.box.addEventListener("keydown", (e) => isSend(e) && (e.preventDefault(), this.submit()));
+    }
+
+    /** Buttons that put text into the box: files, and prompts kept for later. */
+    adding() {
+      const choose = make("input", { type: "file", multiple: true, hidden: true, "aria-label": "Text files" });
+      choose.addEventListener("change", async () => (await this.add(choose.files), (choose.value = "")));
+      return [
+        choose,
+        button("clip", "Add text files", () => choose.click()),
+        button("book", "Prompts", () =>
+          openPrompts(
+            () => this.box.value,
+            (text) => this.fill(text),
+          ),
+        ),
+      ];
+    }
+
+    received(event, files) {
+      if (!files.length) return;
+      event.preventDefault();
+      this.add(files);
+    }
+
+    /** Text files, each as a block of code with its name, below what is typed. */
+    async add(files) {
+      for (const file of files) {
+        const text = file.size > 4 * LONGEST ? "" : await file.text();
+        if (!text || /[\0\ufffd]/.test(text)) toast(`${file.name} holds no text that can be read here.`);
+        else if (this.box.value.length + text.length > LONGEST)
+          toast(`${file.name} does not fit: a message holds ${LONGEST.toLocaleString("en")} characters.`);
+        else this.fill(`${this.box.value}${this.box.value ? "\n\n" : ""}${fenced(file.name, text)}\n`);
+      }
     }
 
     /** The decoder and the sampling that the next answer is made with, on the button to the settings. */
@@ -106,6 +153,12 @@
       this.box.focus({ preventScroll: true });
     }
   }
+
+  /** A block of code with the file's name; its fence is longer than any within. */
+  const fenced = (name, text) => {
+    const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) || []).map((ticks) => ticks.length + 1)));
+    return `${name}\n${fence}${name.includes(".") ? name.split(".").pop() : ""}\n${text.replace(/\n$/, "")}\n${fence}`;
+  };
 
   /** The editor below a message; done(text) is called with the changed text. */
   const editor = (message, done) => {

@@ -45,6 +45,11 @@
     lanes: "M4 8h7M13 8h7M4 16h4M10 16h10",
     panel: "M4 6h16v12H4zM9 6v12",
     close: "M6 6l12 12M18 6L6 18",
+    theme: "M12 3.5a8.5 8.5 0 1 0 0 17zM12 3.5a8.5 8.5 0 0 1 0 17",
+    book: "M5 5h6a2 2 0 0 1 1 1 2 2 0 0 1 1-1h6v13h-6a2 2 0 0 0-1 1 2 2 0 0 0-1-1H5zM12 6v13",
+    clip: "M8 12l6-6a3.2 3.2 0 0 1 4.6 4.6l-8 8A5 5 0 0 1 3.5 11.5l7-7",
+    pin: "M9 4h6l-1 6 3 3v2H7v-2l3-3zM12 15v5",
+    folder: "M4 6h6l2 2h8v10H4z",
     warn: "M12 4l9 16H3zM12 10v4M12 17v.5",
   };
   const icon = (name) =>

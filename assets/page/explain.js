@@ -44,7 +44,7 @@
   function speedupNote(g, decoder) {
     if (decoder === "autoregressive") return "This is plain decoding itself.";
     if (!isNumber(g.speedup)) return "Told after 16 steps: the first ones warm up and wait for the draft.";
-    return `Plain decoding: ${fixed(g.plain_rate)} tokens/s, by the last steps that ran beside an idle draft.`;
+    return `Plain decoding: ${fixed(g.plain_rate)} tokens/s, by the last 15 steps of this answer (what drafting delays a step by is taken off).`;
   }
 
   /** Why nothing is drafted, in words; "" when speculation is on. */

@@ -112,9 +112,17 @@
         percent(busy),
         busy,
         `${finish ? "Over the whole answer" : "Over the last two seconds"}; idle ${percent(idle)} since the first token.` +
-          (isNumber(load) && !finish ? ` ${device}, all programs together: ${percent(load)} busy.` : ""),
+          (finish ? "" : loaded(device, load, lane === "gpu" && this.picture.machine.shares)),
       );
     }
+  }
+
+  /** What all programs together ask of a device; a target on the processor has none of its own. */
+  function loaded(device, load, shared) {
+    if (shared) return "";
+    return isNumber(load)
+      ? ` ${device}, all programs together: ${percent(load)} busy.`
+      : ` ${device}: its load is not reported by this system.`;
   }
 
   Object.assign(window.duochat, { Figures });

@@ -1,7 +1,7 @@
 /* The forecast: sliders for costs and acceptance, predicted speedups of each schedule, and their curves over γ. */
 (() => {
   "use strict";
-  const { make, press, fixed, percent, isNumber } = window.duochat;
+  const { make, press, fixed, percent, isNumber, plural } = window.duochat;
   const SCHEDULES = [
     ["plain", "Plain decoding"],
     ["sequential", "In turns"],
@@ -215,5 +215,43 @@
     return svg;
   }
 
-  Object.assign(window.duochat, { Forecast });
+  /** Predicted speedups of both ideas: on the machine of the answer, and where the target is large beside the draft. */
+  async function whatTheyBuy(server, { costs, measured }) {
+    const alpha = measured.alpha ?? 0.7;
+    const cases = [
+      [
+        `the answer's machine (γ* ${fixed(costs.budget)}, α ${percent(alpha)})`,
+        { c: costs.c, alpha, widen: costs.widen },
+      ],
+      ["a large target, hard text (γ* 24, α 50 %)", { c: 1 / 24, alpha: 0.5 }],
+    ];
+    const rows = [
+      ...[1, 2, 4].map((k) => [`the paper’s schedule, ${plural(k, "sequence")}`, { k }, "chain"]),
+      ...[0.5, 0.8, 1].map((hits) => [
+        `outcome prefetch, ready in ${percent(hits)} of the cases`,
+        { hits },
+        "prefetch",
+      ]),
+    ];
+    const cell = async (base, change, schedule) => {
+      const { best } = await server.predict({ ...base, ...change });
+      return make("td", {}, `${fixed(best[schedule][1], 2)}×`);
+    };
+    const row = async ([name, change, schedule]) =>
+      make(
+        "tr",
+        {},
+        make("th", { scope: "row" }, name),
+        ...(await Promise.all(cases.map(([, base]) => cell(base, change, schedule)))),
+      );
+    const head = make("tr", {}, make("td"), ...cases.map(([name]) => make("th", { scope: "col" }, name)));
+    return make(
+      "table.dpl-buys",
+      {},
+      make("thead", {}, head),
+      make("tbody", {}, ...(await Promise.all(rows.map(row)))),
+    );
+  }
+
+  Object.assign(window.duochat, { Forecast, whatTheyBuy });
 })();

@@ -11,11 +11,14 @@
     timelines,
     budgetFigure,
     placeCard,
+    comparison,
     Forecast,
+    whatTheyBuy,
     thetaTrial,
     quiz,
-    fixed,
-    percent,
+    presentation,
+    linked,
+    linkButton,
     shown,
     isNumber,
     decoderName,
@@ -76,7 +79,15 @@
         make("button.dp-button", { type: "submit", text: "Use it" }),
       );
       this.source.append(make("label", {}, make("span", { text: "Recorded answer" }), this.choice), own);
-      if (recorded.length) await this.load(recorded[0][0]);
+      const follow = () => this.follow(linked("learn"), recorded);
+      window.addEventListener("hashchange", () => follow());
+      if (recorded.length && !follow()) await this.load(recorded[0][0]);
+    }
+
+    /** A link opens a chapter with a recorded answer: #learn/chapter/recording. */
+    follow([chapter, name] = [], recorded) {
+      if (!chapter) return false;
+      return (this.load(recorded.some(([known]) => known === name) ? name : recorded[0][0], chapter), true);
     }
 
     say(words, bad = false) {
@@ -84,10 +95,12 @@
       this.status.classList.toggle("dpr-bad", bad);
     }
 
-    async load(name) {
+    /** chapter: the one to open, by its id. */
+    async load(name, chapter) {
       const lesson = await this.server.lesson({ name });
       if (lesson.refused) return this.say(lesson.refused, true);
-      return this.open(lesson);
+      this.choice.value = name;
+      return this.open(lesson, chapter);
     }
 
     async own() {
@@ -106,7 +119,7 @@
       }
     }
 
-    open(lesson) {
+    open(lesson, chapter) {
       this.lesson = lesson;
       this.answer = new Answer();
       this.answer.apply(lesson.frame);
@@ -123,7 +136,12 @@
       this.nav.replaceChildren(
         ...lesson.chapters.map((chapter, i) => press(`${i + 1}. ${chapter.title}`, () => this.go(i), ".dpl-chapter")),
       );
-      this.go(0);
+      this.go(
+        Math.max(
+          0,
+          lesson.chapters.findIndex(({ id }) => id === chapter),
+        ),
+      );
     }
 
     go(index) {
@@ -137,6 +155,7 @@
         "footer.dpl-turn",
         {},
         index ? press(`‹ ${chapters[index - 1].title}`, () => this.go(index - 1)) : make("span"),
+        this.lesson.name ? linkButton("learn", chapter.id, this.lesson.name) : make("span"),
         index + 1 < chapters.length
           ? press(`${chapters[index + 1].title} ›`, () => this.go(index + 1), ".dp-button.dp-primary")
           : make("span"),
@@ -385,6 +404,13 @@
       new Forecast(this.stage, this.server, this.lesson);
     }
 
+    async show_hurts() {
+      const place = make("div.dpl-wide", { tabindex: "0", role: "group", "aria-label": "Table" });
+      this.stage.append(place);
+      const { answers = [] } = await this.server.compared({});
+      place.append(comparison(answers, (name) => this.load(name, "rounds")));
+    }
+
     async show_branches() {
       const { rounds } = this.answer;
       const ahead = (r) => r.accepted.some((id) => !r.pending.some(([p]) => p === id));
@@ -409,51 +435,20 @@
       if (theta) this.stage.append(make("h4", {}, "θ, tried by hand"), theta);
       this.stage.append(
         make("h4", { text: "What they buy, predicted, each at its best γ" }),
-        make("div.dpl-wide", { tabindex: "0", role: "group", "aria-label": "Table" }, await this.buys()),
-      );
-    }
-
-    /** Predicted speedups of both ideas: on the machine of the answer, and where the target is large beside the draft. */
-    async buys() {
-      const { costs, measured } = this.lesson,
-        alpha = measured.alpha ?? 0.7;
-      const cases = [
-        [
-          `the answer's machine (γ* ${fixed(costs.budget)}, α ${percent(alpha)})`,
-          { c: costs.c, alpha, widen: costs.widen },
-        ],
-        ["a large target, hard text (γ* 24, α 50 %)", { c: 1 / 24, alpha: 0.5 }],
-      ];
-      const rows = [
-        ...[1, 2, 4].map((k) => [`the paper’s schedule, ${plural(k, "sequence")}`, { k }, "chain"]),
-        ...[0.5, 0.8, 1].map((hits) => [
-          `outcome prefetch, ready in ${percent(hits)} of the cases`,
-          { hits },
-          "prefetch",
-        ]),
-      ];
-      const cell = async (base, change, schedule) => {
-        const { best } = await this.server.predict({ ...base, ...change });
-        return make("td", {}, `${fixed(best[schedule][1], 2)}×`);
-      };
-      const row = async ([name, change, schedule]) =>
         make(
-          "tr",
-          {},
-          make("th", { scope: "row" }, name),
-          ...(await Promise.all(cases.map(([, base]) => cell(base, change, schedule)))),
-        );
-      const head = make("tr", {}, make("td"), ...cases.map(([name]) => make("th", { scope: "col" }, name)));
-      return make(
-        "table.dpl-buys",
-        {},
-        make("thead", {}, head),
-        make("tbody", {}, ...(await Promise.all(rows.map(row)))),
+          "div.dpl-wide",
+          { tabindex: "0", role: "group", "aria-label": "Table" },
+          await whatTheyBuy(this.server, this.lesson),
+        ),
       );
     }
 
     show_exercises() {
-      this.stage.append(quiz(this.lesson.questions, this.given, (words) => this.say(words)));
+      const { questions } = this.lesson;
+      this.stage.append(
+        press("On the whole screen, one at a time", () => presentation(questions)),
+        quiz(questions, this.given, (words) => this.say(words)),
+      );
     }
 
     show_words() {

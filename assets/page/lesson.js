@@ -1,7 +1,7 @@
 /* Figures of the lesson: a place of a round, three ways to spend the same time, and the draft budget. */
 (() => {
   "use strict";
-  const { make, fixed, percent, seconds, shown, isNumber } = window.duochat;
+  const { make, press, fixed, percent, seconds, shown, isNumber } = window.duochat;
 
   /** One place of a round: why its token stands there, and draft against target as paired bars. */
   function placeCard(place) {
@@ -136,5 +136,28 @@
     );
   }
 
-  Object.assign(window.duochat, { timelines, budgetFigure, placeCard });
+  /** What the recorded answers gained or lost, measured. open(name): shows one of them. */
+  function comparison(answers, open) {
+    const cells = ({ alpha, c, tau, speedup }) => [percent(alpha), fixed(c, 2), fixed(tau, 2), `${fixed(speedup, 2)}×`];
+    const row = (answer) =>
+      make(
+        answer.speedup < 1 ? "tr.dpl-slower" : "tr",
+        {},
+        make(
+          "th",
+          { scope: "row" },
+          press(answer.title, () => open(answer.name), ".dpl-link"),
+        ),
+        ...cells(answer).map((words) => make("td", {}, words)),
+      );
+    const head = ["recorded answer", "α", "c", "τ", "speed over plain"];
+    return make(
+      "table.dpl-buys",
+      {},
+      make("thead", {}, make("tr", {}, ...head.map((words) => make("th", { scope: "col" }, words)))),
+      make("tbody", {}, ...answers.map(row)),
+    );
+  }
+
+  Object.assign(window.duochat, { timelines, budgetFigure, placeCard, comparison });
 })();

@@ -2,8 +2,8 @@
 (() => {
   "use strict";
 
-  /** What is typed into a new chat belongs to this tab, all else to the browser. */
-  const shelf = (key) => (key === "draft." ? sessionStorage : localStorage);
+  /** What is typed into a new chat and what waits to be sent belong to this tab, all else to the browser. */
+  const shelf = (key) => (key === "draft." || key.startsWith("queue.") ? sessionStorage : localStorage);
   const remember = (key, value) => {
     try {
       if (value) shelf(key).setItem(`duochat.${key}`, value);

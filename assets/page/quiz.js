@@ -1,7 +1,7 @@
 /* Exercises, checked as they are answered. */
 (() => {
   "use strict";
-  const { make } = window.duochat;
+  const { make, press } = window.duochat;
 
   /** given: what was answered rightly so far, by number; say(words) tells the score. */
   function quiz(questions, given, say) {
@@ -43,5 +43,42 @@
     );
   }
 
-  Object.assign(window.duochat, { quiz });
+  /** The same on the whole screen, for a room: one question at a time; the arrow keys turn the page. */
+  function presentation(questions) {
+    let at = 0;
+    const page = make("div.dpl-slide");
+    const turn = (by) => {
+      at = Math.min(Math.max(at + by, 0), questions.length - 1);
+      page.replaceChildren(
+        make("small", {}, `${at + 1} of ${questions.length}`),
+        question(questions[at], at, () => {}),
+      );
+    };
+    const sheet = make(
+      "dialog.dp.dpl-room",
+      { "aria-label": "Exercises", onkeydown: (e) => e.target.type !== "number" && arrows(e, turn) },
+      page,
+      make(
+        "footer.dpl-turn",
+        {},
+        press("‹ before", () => turn(-1)),
+        press("Close", () => sheet.close()),
+        press("next ›", () => turn(1), ".dp-button.dp-primary"),
+      ),
+    );
+    sheet.addEventListener("close", () => (document.fullscreenElement && document.exitFullscreen(), sheet.remove()));
+    document.body.append(sheet);
+    turn(0);
+    sheet.showModal();
+    sheet.requestFullscreen?.().catch(() => {}); // not allowed: the sheet fills the window
+  }
+
+  function arrows(event, turn) {
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -1, PageDown: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    turn(by);
+  }
+
+  Object.assign(window.duochat, { quiz, presentation });
 })();

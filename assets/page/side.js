@@ -1,9 +1,10 @@
 /* The side bar: conversations by day, search, rename, delete with undo, export and import. */
 (() => {
   "use strict";
-  const { make, icon, toast, save, actions } = window.duochat;
+  const { make, icon, toast, save, actions, themeButton } = window.duochat;
   const DAY = 86400;
   const ELSEWHERE = 30_000; // ms between two looks at what other browsers have changed
+  const PINNED = "Pinned"; // the folder that comes first
   const LARGEST_IMPORT = 100e6; // characters, as the server takes
 
   class Side {
@@ -68,6 +69,7 @@
               },
               make("span", {}, "Keys"),
             ),
+            themeButton(),
           ),
         ),
       );
@@ -128,11 +130,15 @@
 
     draw(conversations) {
       const groups = new Map();
+      const folders = [...new Set(conversations.map((c) => c.folder))].filter((f) => f && f !== PINNED).sort();
+      this.folders = folders;
+      for (const name of [PINNED, ...folders]) groups.set(name, []);
       for (const c of conversations) {
-        const name = age(c.updated);
+        const name = c.folder || age(c.updated);
         if (!groups.has(name)) groups.set(name, []);
         groups.get(name).push(this.item(c));
       }
+      if (!groups.get(PINNED).length) groups.delete(PINNED);
       const held = this.list.contains(document.activeElement) && document.activeElement.closest("li")?.dataset.id;
       const none = make("p.dc-none", {}, this.search.value ? "Nothing found" : "No conversations yet");
       this.list.replaceChildren(
@@ -168,6 +174,10 @@
           "div",
           {},
           this.choice("edit", "Rename", () => this.rename(item, c)),
+          c.folder
+            ? this.choice("folder", `Out of “${c.folder}”`, () => this.move(c, ""))
+            : this.choice("pin", "Pin", () => this.move(c, PINNED)),
+          this.choice("folder", "Into a folder", () => this.into(c)),
           this.choice("export", "Save as Markdown", () => this.export(c, "markdown")),
           this.choice("export", "Save as JSON", () => this.export(c, "json")),
           this.choice("trash", "Delete", () => this.delete(c)),
@@ -250,6 +260,33 @@
       link.replaceWith(box);
       box.focus();
       box.select();
+    }
+
+    async move(c, folder) {
+      await this.ask({ do: "move", conversation: c.id, folder });
+      this.changed();
+    }
+
+    /** Ask for a folder's name; those that are there are offered. */
+    into(c) {
+      const names = make("datalist", { id: "dc-folders" }, ...this.folders.map((value) => make("option", { value })));
+      const box = make("input", { type: "text", list: "dc-folders", maxlength: "60", "aria-label": "Folder" });
+      const sheet = make(
+        "dialog.dc-sheet",
+        { "aria-label": "Into a folder" },
+        make("h2", {}, "Into a folder"),
+        make(
+          "form.dc-line",
+          { method: "dialog", onsubmit: () => box.value.trim() && this.move(c, box.value.trim()) },
+          box,
+          names,
+          make("button.dc-primary", { type: "submit" }, "Move"),
+        ),
+      );
+      sheet.addEventListener("close", () => sheet.remove());
+      sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
+      document.body.append(sheet);
+      sheet.showModal();
     }
 
     async delete(c) {

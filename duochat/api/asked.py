@@ -11,16 +11,17 @@ from starlette.responses import JSONResponse
 from duochat import DuoChatError
 from duochat.chat.chat import Options
 from duochat.chat.text import Messages
+from duochat.config import check
 
 WITHOUT_EFFECT = {
     "cache_prompt", "id_slot", "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "timings_per_token", "user",
 }  # fmt: skip
-PENALTIES = {"presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},)}
-NEUTRAL: dict[str, tuple[Any, ...]] = PENALTIES | {  # values with which a field asks for nothing
+NEUTRAL: dict[str, tuple[Any, ...]] = {  # values with which a field asks for nothing
     "best_of": (1,), "echo": (False,), "functions": ([],), "modalities": (["text"],), "suffix": ("",), "tools": ([],),
     "response_format": ({"type": "text"},), "tool_choice": ("none", "auto"),
 }  # fmt: skip
+MOST = 128  # answers to one request, and strings that end each
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -71,19 +72,23 @@ class Asked(Given):
     model_config = ConfigDict(extra="allow")
     model: str
     messages: list[Message] = Field([], min_length=1)
-    prompt: tuple[str, ...] = Field((), min_length=1)
+    prompt: tuple[str, ...] = Field((), min_length=1, max_length=MOST)
     stream: bool = False
     stream_options: dict[str, Any] = {}
-    n: int = Field(1, ge=1, le=128)
-    logprobs: bool = False
+    n: int = Field(1, ge=1, le=MOST)
+    logprobs: Any = False  # of a prompt's answer: a number of alternatives
     top_logprobs: int = Field(0, ge=0, le=20)
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    stop: tuple[str, ...] | None = None
+    stop: tuple[str, ...] = Field((), max_length=MOST)
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Any = None
     seed: int | None = None
     decoder: str | None = None
     draft_budget: int | Literal["auto"] | None = None
@@ -95,6 +100,22 @@ class Asked(Given):
         if [message.role for message in messages[-2:]] == ["assistant", "assistant"]:
             raise ValueError("two of the assistant at the end leave open which to continue: join them")
         return messages
+
+    @model_validator(mode="after")
+    def _together(self) -> Asked:
+        if self.n * len(self.prompt) > MOST:
+            raise ValueError(f"n times the prompts is {self.n * len(self.prompt)}: ask for {MOST} answers at most")
+        number = isinstance(self.logprobs, int) and (isinstance(self.logprobs, bool) or bool(self.prompt))
+        if not number or not 0 <= self.logprobs <= 20:
+            raise ValueError("logprobs is true or false; with a prompt it is a number up to 20")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many are wanted of each token; None: not even its own probability."""
+        if self.prompt:
+            return None if self.logprobs is False else int(self.logprobs)
+        return self.top_logprobs if self.logprobs else None
 
     @field_validator("stop", "prompt", mode="before")
     @classmethod
@@ -108,16 +129,18 @@ class Asked(Given):
     def options(self, settings: Any) -> Options:
         """The given values over the settings'. Raises Refused."""
         known = {f.name for f in fields(Options)}
-        given = {name: value for name, value in self if name in known and value is not None}
+        given = {name: value for name, value in self if name in self.model_fields_set & known}
         for name, value in (self.model_extra or {}).items():
             if name not in (*NEUTRAL, *WITHOUT_EFFECT):
                 raise Refused(400, f"There is no field {name}: leave it out.", name, "unknown_parameter")
-            if name not in known and name in NEUTRAL and value not in NEUTRAL[name]:
+            if name in NEUTRAL and value not in NEUTRAL[name]:
                 sentence = f"{name} is not supported: leave it out, or give {NEUTRAL[name][0]!r}."
                 raise Refused(400, sentence, name, "unsupported_parameter")
         if most := self.max_completion_tokens or self.max_tokens:
             given["max_tokens"] = min(most, settings.context_length)  # more than that is "as many as fit"
         try:
+            if "logit_bias" in given:
+                given["logit_bias"] = check("logit_bias", given["logit_bias"])
             options = Options.of(settings, **given)
             options.check(settings.context_length)
         except DuoChatError as fault:

@@ -142,7 +142,7 @@ class Call:
         self._ahead = ahead
         if ahead > self._longest_queue:
             refused = Refused(429, f"{ahead} requests are before this one: try again later.", code="queue_full")
-            refused.headers["retry-after"] = "1"  # seconds; a place is free whenever an answer ends
+            refused.headers |= self._headers() | {"retry-after": "1"}  # seconds; a place is free after each answer
             raise refused
 
 
@@ -158,7 +158,7 @@ async def _drained(
 
     def drain() -> None:
         try:
-            for step in engine.reply(prompt, options, cancelled):
+            for step in engine.reply(prompt, options, cancelled, "API"):
                 put(step)
         finally:
             put(None)

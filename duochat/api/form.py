@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import log
 from typing import Any
 
@@ -36,6 +37,7 @@ class Choice:
         self.index, self.answer, self._asked = index, Answer(), asked
         self.chat, self._origins = bool(asked.messages), asked.duochat.get("origins", False)
         self._said = (0, 0)  # characters of thoughts and content so far
+        self._passed = 0  # characters whose probabilities are told
 
     def begin(self) -> dict[str, Any]:
         """The first chunk's choice."""
@@ -68,14 +70,14 @@ class Choice:
 
     def _told(self, steps: Sequence[Step]) -> list[tuple[Round, int, Token]]:
         """The tokens of which more than their text is asked: (round, place in it, token)."""
-        wanted = steps if self._asked.logprobs or self._origins else ()
+        wanted = steps if self._asked.alternatives is not None or self._origins else ()
         return [(s.round, place, token) for s in wanted for place, token in enumerate(self.answer.tokens_of(s))]
 
     def _choice(self, said: dict[str, Any], steps: Sequence[Step], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": self.index, **said, "logprobs": None, "finish_reason": finish}
         told = self._told(steps)
-        if self._asked.logprobs and told:
-            choice["logprobs"] = {"content": [self._logprob(*one) for one in told], "refusal": None}
+        if self._asked.alternatives is not None and told:
+            choice["logprobs"] = self._logprobs([self._logprob(*one) for one in told])
         if self._origins:
             stats = {"stats": self.answer.stats.to_dict()} if finish else {}
             choice["duochat"] = {"tokens": [self._origin(*one) for one in told], **stats}
@@ -85,6 +87,16 @@ class Choice:
         rank = self.answer.drafts[token.draft].rank if token.origin == "accepted" else None
         about = {"id": token.id, "text": token.text, "origin": token.origin, "rank": rank}
         return about | {"probability": token.prob, "round": r.index}
+
+    def _logprobs(self, told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if self.chat:
+            return {"content": told, "refusal": None}
+        texts, start = [one["token"] for one in told], self._passed
+        self._passed += sum(map(len, texts))
+        beside = [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in told]
+        offsets = [*accumulate(map(len, texts[:-1]), initial=start)]
+        logprobs = [one["logprob"] for one in told]
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": beside, "text_offset": offsets}
 
     def _logprob(self, r: Round, place: int, token: Token) -> dict[str, Any]:
         """The alternatives are the token and what was verified in its place: more is not recorded."""
@@ -96,7 +108,7 @@ class Choice:
         ]
         own = _logprob(token.text, token.prob)
         likeliest = sorted([own, *beside], key=lambda known: -known["logprob"])
-        return own | {"top_logprobs": likeliest[: self._asked.top_logprobs]}
+        return own | {"top_logprobs": likeliest[: self._asked.alternatives]}
 
 
 def _logprob(text: str, prob: float | None) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -59,11 +58,11 @@ class Guard:
         if not self.access.key:
             return Refused(401, "The page has a password: start the server with --api-key too, to use the API.")
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), self.access.key.encode()):
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), self.access.key.encode()):
             return None
         return Refused(401, "The API key is missing or wrong: send Authorization: Bearer KEY.", code="invalid_api_key")
 
 
 def own_origin(headers: Headers) -> bool:
     """Does the request come from no page, or from one of this server?"""
-    return "origin" not in headers or urlsplit(headers["origin"]).netloc == headers.get("host")
+    return "origin" not in headers or headers["origin"].partition("://")[2] == headers.get("host")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -111,10 +112,11 @@ class Service:
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LARGEST_BODY:
-            raise Refused(413, f"The request has more than {LARGEST_BODY >> 20} MiB: send less.")
+    with suppress(ClientDisconnect):
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_BODY:
+                raise Refused(413, f"The request has more than {LARGEST_BODY >> 20} MiB: send less.")
     return bytes(body)
 
 

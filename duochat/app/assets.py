@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from duochat.app.decoders import NAMES
+from duochat.config import DECODERS
 
+NAMES = {name: about.title for name, about in DECODERS.items()}
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 PAGE = ASSETS / "page"
+NAMES = {key: decoder.title for key, decoder in reversed(DECODERS.items())}
 STYLES = ("page.css", "chat.css", "picture.css")
 PICTURE = (  # in this order: a script uses those before it
-    "dom.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "ribbon.js", "table.js",
-    "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "race.js", "lesson.js", "forecast.js", "quiz.js",
-    "theta.js", "learn.js",
+    "dom.js", "links.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "ribbon.js", "table.js",
+    "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "player.js", "race.js", "lesson.js",
+    "forecast.js", "quiz.js", "theta.js", "learn.js", "origins.js", "saved.js",
 )  # fmt: skip
 CHAT = (
-    "gradio.js", "keys.js", "composer.js", "state.js", "prose.js", "welcome.js", "chat.js", "models.js", "demo.js",
-    "origins.js", "pane.js", "side.js",
+    "gradio.js", "theme.js", "keys.js", "prompts.js", "composer.js", "state.js", "prose.js", "welcome.js", "message.js",
+    "chat.js", "models.js", "head.js", "demo.js", "pane.js", "side.js",
 )  # fmt: skip
 HEAD = """
 <meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">
@@ -50,4 +54,24 @@ def _tags(pattern: str, names: tuple[str, ...]) -> str:
 
 def picture() -> tuple[str, str]:
     """The style sheet and the scripts of the picture and its tabs: (css, js)."""
-    return (PAGE / "picture.css").read_text("utf-8"), "\n".join((PAGE / name).read_text("utf-8") for name in PICTURE)
+    return (PAGE / "picture.css").read_text("utf-8"), _joined(PICTURE)
+
+
+def saved(show: str, title: str, record: Mapping[str, Any]) -> str:
+    """A record as one file that needs nothing else: styles, scripts and the record are inside.
+
+    show: the function of the scripts that draws it, such as "playRace".
+    """
+    data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    page = (PAGE / "saved.html").read_text("utf-8")
+    parts = {
+        "title": escape(title), "decoders": escape(json.dumps(NAMES), quote=True), "style": _joined(STYLES),
+        "script": _joined(PICTURE), "show": show, "record": data,
+    }  # fmt: skip
+    for name, content in parts.items():
+        page = page.replace(f"/*{name}*/", content, 1)
+    return page
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    return "\n".join((PAGE / name).read_text("utf-8") for name in names)

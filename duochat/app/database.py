@@ -18,7 +18,7 @@ import platformdirs
 
 from duochat import DuoChatError
 
-SCHEMA = 1
+SCHEMA = 2
 TABLES = """
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY,
@@ -28,7 +28,8 @@ CREATE TABLE conversations (
     deleted REAL,
     settings TEXT NOT NULL,
     leaf INTEGER,
-    version INTEGER NOT NULL DEFAULT 1
+    version INTEGER NOT NULL DEFAULT 1,
+    folder TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -145,7 +146,9 @@ class Database:
         if schema == 0:
             for statement in TABLES.split(";\n"):
                 db.execute(statement)
-            db.execute(f"PRAGMA user_version = {SCHEMA}")
+        if schema == 1:
+            db.execute("ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT ''")
+        db.execute(f"PRAGMA user_version = {SCHEMA}")
         db.execute("COMMIT")
 
     def _move_aside(self) -> Path:

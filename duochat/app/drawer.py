@@ -11,9 +11,8 @@ from typing import Any
 import gradio as gr
 
 from duochat import DuoChatError
-from duochat.app.decoders import DECODERS
 from duochat.chat.chat import Options
-from duochat.config import AUTO
+from duochat.config import AUTO, DECODERS, check
 
 PRESETS = {
     "Precise": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
@@ -51,7 +50,7 @@ class Controls:
 
     def __init__(self, defaults: Options, context_length: int) -> None:
         self.decoder = gr.Radio(
-            [(f"{name}: {line}", key) for key, (name, line) in DECODERS.items()], value=defaults.decoder,
+            [(f"{name}: {line}", key) for key, (name, line) in reversed(DECODERS.items())], value=defaults.decoder,
             label="Decoder", elem_id="decoder",
         )  # fmt: skip
         self.preset = gr.Radio(list(PRESETS), value=preset_of(defaults), label="Sampling", elem_id="preset")
@@ -65,7 +64,16 @@ class Controls:
         self.top_p = slider(0.05, 1, d.top_p, 0.01, "Top-p", "1: off")
         self.top_k = slider(0, 200, d.top_k, 1, "Top-k", "0: off")
         self.min_p = slider(0, 0.5, d.min_p, 0.01, "Min-p", "0: off")
+        self.repetition_penalty = slider(
+            0.5, 2, d.repetition_penalty, 0.01, "Repetition penalty", "1: off. Of all said"
+        )
+        self.presence_penalty = slider(-2, 2, d.presence_penalty, 0.05, "Presence penalty", "0: off. Of the answer's")
+        self.frequency_penalty = slider(-2, 2, d.frequency_penalty, 0.05, "Frequency penalty", "0: off. For each time")
+        self.logit_bias = gr.Textbox(
+            json.dumps(dict(d.logit_bias)), lines=1, label="Logit bias", info='{"token id": what is added}'
+        )
         self.seed = number(d.seed, "Seed", "The same seed gives the same text with every decoder")
+        gr.Checkbox(False, label="Keep the seed", info="“Answer again” takes another one otherwise", elem_id="pinned")
 
     def _limits(self, d: Options, context_length: int) -> None:
         self.max_tokens = slider(1, context_length, d.max_tokens, 1, "Max tokens", "An answer ends here at the latest")
@@ -90,10 +98,12 @@ class Controls:
         for field in self.inputs:
             field.input(None, self.inputs, None, js=KEEP)
 
-    def updates(self, options: Options) -> list[Any]:
+    def updates(self, options: Options, context_length: int) -> list[Any]:
         """Values for `inputs`, then for the preset."""
         values = [getattr(options, f.name) for f in fields(Options)]
-        shown = {"stop": stop_lines(options.stop), "draft_budget": shown_budget(options)}
+        longest = gr.update(value=min(options.max_tokens, context_length), maximum=context_length)
+        shown = {"stop": stop_lines(options.stop), "draft_budget": shown_budget(options), "max_tokens": longest}
+        shown["logit_bias"] = json.dumps(dict(options.logit_bias))
         return [shown.get(f.name, v) for f, v in zip(fields(Options), values, strict=True)] + [preset_of(options)]
 
 
@@ -106,9 +116,18 @@ def options_from(values: Sequence[Any], context_length: int) -> Options:
     raw["draft_budget"] = raw["draft_budget"] or AUTO
     raw["stop"] = tuple(line.replace("\\n", "\n") for line in str(raw["stop"] or "").split("\n") if line)
     raw["system"] = str(raw["system"] or "")
+    raw["logit_bias"] = check("logit_bias", _json(raw["logit_bias"] or "{}"))
     options = Options(**raw)
     options.check(context_length)
     return options
+
+
+def _json(text: str) -> Any:
+    """As it is where it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _whole(label: str, value: Any, least: int, most: int) -> int:

@@ -53,6 +53,7 @@ class Parcel:
     settings: dict[str, Any] = field(default_factory=dict)
     created: float | None = None
     updated: float | None = None
+    folder: str = ""
 
 
 def dump(parcels: Iterable[Parcel]) -> str:
@@ -67,6 +68,7 @@ def _parcel_dict(parcel: Parcel) -> dict[str, Any]:
         "created": parcel.created,
         "updated": parcel.updated,
         "settings": parcel.settings,
+        "folder": parcel.folder,
         "leaf": parcel.leaf,
         "messages": [_entry_dict(e) for e in parcel.entries],
     }
@@ -149,6 +151,7 @@ def _read_parcel(raw: dict[str, Any]) -> Parcel:
         settings=_checked("settings", _typed(raw, "settings", dict, None) or {}, OPTIONS),
         created=_time(raw, "created"),
         updated=_time(raw, "updated"),
+        folder=_typed(raw, "folder", str, ""),
     )
 
 

@@ -29,9 +29,11 @@ def fits(value: Any, kind: str) -> bool:
     if kind.endswith(" | None"):
         return value is None or fits(value, kind.removesuffix(" | None"))
     if kind.startswith("tuple["):
-        inner = kind[6:-1].split(", ")
-        kinds = [inner[0]] * len(value) if inner[-1] == "..." and isinstance(value, list | tuple) else inner
-        return isinstance(value, list | tuple) and len(kinds) == len(value) and all(map(fits, value, kinds))
+        if not isinstance(value, list | tuple):
+            return False
+        each, several, _ = kind[6:-1].partition(", ...")
+        kinds = [each] * len(value) if several else each.split(", ")
+        return len(kinds) == len(value) and all(map(fits, value, kinds))
     if kind.startswith("Mapping["):
         inner = kind[8:-1].partition(", ")[2]
         return isinstance(value, Mapping) and all(fits(v, inner) for v in value.values())

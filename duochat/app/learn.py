@@ -67,6 +67,23 @@ def _device(machine: Mapping[str, Any]) -> str:
     return f"{machine.get('target', 'target')} on {device}" if device else ""
 
 
+@lru_cache(maxsize=1)
+def compared() -> list[dict[str, Any]]:
+    """The measured points of the recorded answers in which something was drafted, the best first."""
+    read = {name: recorded(name) for name in RECORDED}
+    costs = {name: measured_costs(recording) for name, recording in read.items()}
+    points = [
+        {"name": name, "title": RECORDED[name], "c": costs[name]["c"], **measured_point(recording, costs[name])}
+        for name, recording in read.items()
+    ]
+    return sorted((p for p in points if p["alpha"] is not None), key=lambda p: -(p["speedup"] or 0))
+
+
+def recorded(name: str) -> Recording:
+    """One of RECORDED."""
+    return Recording.read((TRACES / f"{name}.jsonl").read_text("utf-8").splitlines())
+
+
 # -- rounds ----------------------------------------------------------------------------------------------------------
 
 
@@ -266,7 +283,11 @@ class Lessons:
         name = str(action.get("name"))
         if name not in RECORDED:
             raise DuoChatError("There is no such recorded answer: reload the page.")
-        return lesson(Recording.read((TRACES / f"{name}.jsonl").read_text("utf-8").splitlines()), name)
+        return lesson(recorded(name), name)
+
+    def compared(self, _action: dict[str, Any]) -> dict[str, Any]:
+        """What each recorded answer gained or lost."""
+        return {"answers": compared()}
 
     def own(self, action: dict[str, Any]) -> dict[str, Any]:
         """Answer the user's own prompt and make a lesson of it; returns {ticket}."""
@@ -295,4 +316,5 @@ class Lessons:
 def build(part: Callable[..., Any], engine: Engine) -> Any:
     """The tab's content, inside a gr.Tab. part: `page.part`."""
     lessons = Lessons(engine)
-    return part("learn", serve=[lessons.recorded, lessons.lesson, lessons.own, lessons.progress, lessons.predict])
+    served = [lessons.recorded, lessons.lesson, lessons.compared, lessons.own, lessons.progress, lessons.predict]
+    return part("learn", serve=served)

@@ -19,7 +19,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before the import: Gradio as
 
 import gradio as gr
 
-from duochat.api.guard import Access
+from duochat.api.guard import LOOPBACK, Access
 from duochat.api.serve import check_address, run
 from duochat.api.service import beside, make_app
 from duochat.app import assets, hardware, learn, race, web
@@ -63,7 +63,8 @@ class Page:
     def _build(self) -> None:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
-            self.side = part("side", serve=[room.conversations, room.change, models.state, models.models, models.use])
+            served = [models.state, models.models, models.local, models.use, models.cancel]
+            self.side = part("side", serve=[room.conversations, room.change, *served])
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
                 served = [room.stop, room.choose, room.change, room.view.look, self.heard]
@@ -78,7 +79,7 @@ class Page:
         self.chat.open(self.open, None, shown, **LIVE)
 
     def _build_tabs(self) -> None:
-        with gr.Tab("Race", id="race"):
+        with gr.Tab("Race", id="race", elem_id="race-tab"):
             race.build(part, self.models.engine)
         with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
             learn.build(part, self.models.engine)
@@ -106,7 +107,8 @@ class Page:
         conversation = str(action.get("conversation") or "")
         skipped = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
         try:
-            settings = self.controls.updates(self._options(conversation, action.get("settings")))
+            options = self._options(conversation, action.get("settings"))
+            settings = self.controls.updates(options, self.models.settings.context_length)
             async for shown in self._watch(str(action.get("tab")), conversation):
                 yield (*values_of(shown), *settings)
                 settings = skipped
@@ -189,7 +191,7 @@ def launch(
     check_address(host, port, auth, "--auth user:password")
     worker = worker or Worker(settings)
     room = Room(worker, store or Store(), Options.of(settings))
-    page, head = Page(room, Models(worker, settings)), assets.head(Path(gr.__file__).parent)
+    page, head = Page(room, Models(worker, settings, host in LOOPBACK)), assets.head(Path(gr.__file__).parent)
     app = gr.mount_gradio_app(
         web.make_app(host, head), page.blocks, "/", server_name=host, server_port=port, auth=auth,
         footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,

@@ -5,7 +5,6 @@ Nothing is estimated: times, speeds and texts are those of the two runs. `race.j
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -15,7 +14,7 @@ import yaml
 
 from duochat import DuoChatError, __version__
 from duochat.app import assets
-from duochat.app.decoders import NAMES
+from duochat.app.assets import NAMES
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.chat.answer import Answer, Engine
@@ -111,13 +110,8 @@ def _text_from(answer: Answer, at: int, count: int = 8) -> str:
 
 
 def to_html(record: Mapping[str, Any]) -> str:
-    """The race as one file that needs nothing else: styles, scripts and the record are inside."""
-    css, script = assets.picture()
-    data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    html = (assets.PAGE / "race.html").read_text("utf-8")
-    for mark, content in (("/*style*/", css), ("/*script*/", script), ("/*record*/", data)):
-        html = html.replace(mark, content, 1)
-    return html
+    """The race as one file that needs nothing else."""
+    return assets.saved("playRace", "DuoChat race", record)
 
 
 class Races:

@@ -11,11 +11,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from duochat import DuoChatError
+from duochat.app import assets
 from duochat.app.answers import BUSY, Answers, Run
+from duochat.app.frames import frame
+from duochat.app.kept import options_of
 from duochat.app.load import Machine
+from duochat.app.prose import render
 from duochat.app.store import Message, Store
 from duochat.app.view import View, meta_of
-from duochat.chat.answer import Engine, Step
+from duochat.chat.answer import Answer, Engine, Step
 from duochat.chat.chat import Options
 
 TITLE = 48  # characters of the first message that name a conversation
@@ -73,9 +77,9 @@ class Room:
         self._run(conversation, asked.id, options)
 
     def _retry(self, conversation: str, action: dict[str, Any], _text: str, options: Options) -> None:
-        """With another seed, unless the person has chosen one."""
+        """With another seed, unless the person has pinned it."""
         message = self._message(conversation, action)
-        if message.role == "assistant" and options.seed == self.defaults.seed:
+        if message.role == "assistant" and not action.get("pinned"):
             options = replace(options, seed=options.seed + len(message.versions))
         self._run(conversation, message.id if message.role == "user" else message.parent, options)
 
@@ -93,7 +97,7 @@ class Room:
 
     def _run(self, conversation: str, parent: int | None, options: Options, before: str = "") -> None:
         self.store.settle(conversation, parent)
-        past = [{"role": m.role, "content": m.content} for m in self.store.thread(conversation)]
+        past = turns(self.store.thread(conversation))
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
         self.answers.begin(
@@ -127,21 +131,26 @@ class Room:
         """The conversations that the query finds, the latest first."""
         found = self.store.conversations(str(action.get("query") or ""))
         listed = [
-            {"id": c.id, "title": c.title, "updated": c.updated, "running": self.answers.under_way(c.id) is not None}
+            {"id": c.id, "title": c.title, "updated": c.updated, "folder": c.folder,
+             "running": self.answers.under_way(c.id) is not None}
             for c in found
-        ]
+        ]  # fmt: skip
         return {"notice": self.store.notice, "conversations": listed}
 
     def change(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Rename, delete, restore, undo, export or import."""
+        """Rename, move, delete, restore, export or import a conversation; undo, remove or share a message."""
         do = {
-            "rename": self._rename, "delete": self._delete, "restore": self._restore, "undo": self._undo,
-            "export": self._export, "import": self._import,
+            "rename": self._rename, "move": self._move, "delete": self._delete, "restore": self._restore,
+            "export": self._export, "import": self._import, "undo": self._undo, "remove": self._remove,
+            "share": self._share,
         }[action["do"]]  # fmt: skip
         return do(str(action.get("conversation")), action) or {}
 
     def _rename(self, conversation: str, action: dict[str, Any]) -> None:
         self.store.rename(conversation, str(action.get("title")))
+
+    def _move(self, conversation: str, action: dict[str, Any]) -> None:
+        self.store.move(conversation, str(action.get("folder") or ""))
 
     def _delete(self, conversation: str, action: dict[str, Any]) -> None:
         self.stop(action)
@@ -154,9 +163,8 @@ class Room:
         """A file's name and text; of all conversations when the action names none."""
         if not action.get("conversation"):
             return {"name": "duochat-conversations.json", "text": self.store.export(None)}
-        found = self.store.get(conversation)
-        name = re.sub(r"[^\w-]+", "-", found.title if found else "").strip("-").lower()[:60] or "conversation"
         ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
+        name = file_name(self.store.require(conversation).title)
         return {"name": f"{name}.{ending}", "text": self.store.export(conversation, form)}
 
     def _import(self, _conversation: str, action: dict[str, Any]) -> dict[str, Any]:
@@ -168,12 +176,49 @@ class Room:
         self.store.settle(conversation, message.parent)
         return {**self.view.thread(conversation), "text": message.content}
 
+    def _remove(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        """One message, for good."""
+        if self.answers.under_way(conversation):
+            raise DuoChatError(BUSY)
+        self.store.remove(conversation, self._message(conversation, action).id)
+        return self.view.thread(conversation)
+
+    def _share(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+        """One answer as a page of its own: the file's name and its HTML."""
+        message = self._message(conversation, action)
+        steps = self.store.trace(message.id)
+        if message.parent is None or not steps:
+            raise DuoChatError("No trace of this answer was kept: save one that was written here.")
+        options, asked = options_of(message.meta.get("options"), Options()), self.store.message(message.parent)
+        record = {
+            "prompt": asked.content, "text": message.content, "blocks": render(message.content),
+            "frame": frame(Answer(steps), options), "options": asdict(options),
+        }  # fmt: skip
+        title = title_of(asked.content)
+        return {"name": f"{file_name(title)}.html", "html": assets.saved("showAnswer", title, record)}
+
     def _keep(self, run: Run, steps: list[Step] | None) -> None:
         if run.answer.finish == "stop" and run.options.temperature == 0 and steps is None:
             others = (self.store.message(id) for id in self.store.message(run.message).versions if id != run.message)
             if any(other.content == run.text for other in others):
                 run.answer.add(Step(notice=SAME))
         self.store.update(run.message, run.text, meta_of(run), steps)
+
+
+def turns(thread: list[Message]) -> list[dict[str, str]]:
+    """The messages for the engine; where one was deleted between two of the same role, these are one turn."""
+    told: list[dict[str, str]] = []
+    for message in thread:
+        if told and told[-1]["role"] == message.role:
+            told[-1]["content"] += f"\n\n{message.content}"
+        else:
+            told.append({"role": message.role, "content": message.content})
+    return told
+
+
+def file_name(title: str) -> str:
+    """A title as the name of a file, without an ending."""
+    return re.sub(r"[^\w-]+", "-", title).strip("-").lower()[:60] or "conversation"
 
 
 def title_of(text: str) -> str:

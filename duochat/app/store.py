@@ -39,7 +39,7 @@ SELECT m.id FROM below JOIN messages m USING (id) ORDER BY m.viewed DESC, m.id D
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """leaf: the last message on view. version: grows with every change."""
+    """leaf: the last message on view. version: grows with every change. folder: "" for none."""
 
     id: str
     title: str
@@ -48,6 +48,7 @@ class Conversation:
     settings: dict[str, Any]
     leaf: int | None
     version: int
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ class Store:
     def configure(self, conversation: str, settings: dict[str, Any]) -> Conversation:
         """Remember the settings that it was last used with."""
         return self._change(conversation, settings=json.dumps(settings))
+
+    def move(self, conversation: str, folder: str) -> Conversation:
+        """Into a folder, which is there while something is in it; "" is none."""
+        return self._change(conversation, folder=_title(folder))
 
     def delete(self, conversation: str) -> None:
         """Into the trash, from which `restore` takes it back within TRASH_DAYS."""
@@ -198,8 +203,24 @@ class Store:
         with self._db.writing():
             self.require(conversation)
             self._belongs(conversation, message)
-            (leaf,) = self._db.execute(LAST_VIEWED_BELOW, message).fetchone()
-            self._show(conversation, leaf)
+            self._show_below(conversation, message)
+
+    def remove(self, conversation: str, message: int) -> None:
+        """Delete one message on view for good. What follows it stays, unless there are other versions of it: then what
+        follows goes with it, and the version before comes on view."""
+        with self._db.writing():
+            self._belongs(conversation, message)
+            gone = self.message(message)
+            others = [id for id in gone.versions if id != message]
+            if not others:
+                self._db.execute("UPDATE messages SET parent = ? WHERE parent = ?", gone.parent, message)
+            leaf = self.require(conversation).leaf
+            self._db.execute("UPDATE conversations SET leaf = NULL WHERE id = ?", conversation)
+            self._db.execute("DELETE FROM messages WHERE id = ?", message)
+            if others:
+                self._show_below(conversation, max([id for id in others if id < message] or others))
+            else:
+                self._show(conversation, gone.parent if leaf == message else leaf)
 
     def settle(self, conversation: str, leaf: int | None) -> None:
         """End the view at this message (None: at nothing). What follows it stays as a branch."""
@@ -212,6 +233,11 @@ class Store:
         self._db.execute("UPDATE conversations SET leaf = ?, version = version + 1 WHERE id = ?", leaf, conversation)
         version = "(SELECT version FROM conversations WHERE id = conversation)"
         self._db.execute(f"UPDATE messages SET viewed = {version} WHERE id = ?", leaf)
+
+    def _show_below(self, conversation: str, message: int) -> None:
+        """What was last on view from this message on."""
+        (leaf,) = self._db.execute(LAST_VIEWED_BELOW, message).fetchone()
+        self._show(conversation, leaf)
 
     def _belongs(self, conversation: str, message: int | None) -> None:
         query = "SELECT 1 FROM messages WHERE id = ? AND conversation = ?"
@@ -257,7 +283,7 @@ class Store:
             exchange.Entry(id, parent, role, content, json.loads(meta), created, self._trace(id) if traces else b"")
             for id, parent, role, content, meta, created in self._db.read(query, (c.id,))
         )
-        return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated)
+        return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated, c.folder)
 
     def import_(self, text: str) -> list[Conversation]:
         """Add the conversations of an exported file as new ones. Raises DuoChatError, and then has added none."""
@@ -268,6 +294,7 @@ class Store:
     def _unpack(self, parcel: exchange.Parcel) -> str:
         now = time.time()
         id = self._insert_conversation(parcel.title, parcel.settings, parcel.created or now, parcel.updated or now)
+        self._db.execute("UPDATE conversations SET folder = ? WHERE id = ?", _title(parcel.folder), id)
         new: dict[int | None, int | None] = {None: None}
         for e in parcel.entries:
             row = (e.role, e.content, e.meta, e.created or now, e.trace)
@@ -276,12 +303,13 @@ class Store:
         return id
 
 
-_CONVERSATION = "SELECT c.id, c.title, c.created, c.updated, c.settings, c.leaf, c.version FROM conversations c"
+_CONVERSATION = """
+SELECT c.id, c.title, c.created, c.updated, c.settings, c.leaf, c.version, c.folder FROM conversations c"""
 
 
 def _conversation(row: Sequence[Any]) -> Conversation:
-    id, title, created, updated, settings, leaf, version = row
-    return Conversation(id, title, created, updated, json.loads(settings), leaf, version)
+    id, title, created, updated, settings, *rest = row
+    return Conversation(id, title, created, updated, json.loads(settings), *rest)
 
 
 def _message(row: Sequence[Any], versions: Iterable[int]) -> Message:

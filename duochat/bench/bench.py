@@ -15,8 +15,9 @@ from typing import Any
 from duochat import DuoChatError, config, terminal
 from duochat.bench import machine, report, simulate, tasks
 from duochat.bench.contest import Bench, Plan
-from duochat.bench.contestants import PEERS, Contestant, Decoder, forget
+from duochat.bench.contestants import Contestant, Decoder, forget
 from duochat.bench.metrics import REFERENCE, Run
+from duochat.bench.peers import PEERS, Peers
 from duochat.engine.costs import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
@@ -35,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", metavar="A,B|all", default="all", help=f"of {', '.join(tasks.TASKS)}")
     parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
-    parser.add_argument("--peers", metavar="A,B", default="", help=f"other ways to decode: {', '.join(PEERS)}")
+    parser.add_argument("--peers", metavar="A,B", default="", help=f"llama.cpp's own server: {', '.join(PEERS)}")
+    parser.add_argument("--llama-server", metavar="PATH", default="llama-server", help="the server of --peers")
+    lengths, least = "tokens that its draft may write, the best is taken", "probabilities that end its draft, likewise"
+    parser.add_argument("--draft-max", metavar="N,…", type=_list(int), default=[2, 4, 8, 16], help=lengths)
+    parser.add_argument("--draft-p-min", metavar="P,…", type=_list(float), default=[0.0, 0.75], help=least)
     parser.add_argument("--simulate", action="store_true", help="also predict the same on a virtual clock")
     parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
     parser.add_argument("--max-tokens", metavar="N", type=_positive, help="of each answer (128; without a GPU 96)")
@@ -54,6 +59,15 @@ def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise ValueError
     return number
+
+
+def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """The type of an argument with commas."""
+
+    def values(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return values
 
 
 def main(args: argparse.Namespace) -> int:
@@ -79,10 +93,11 @@ def main(args: argparse.Namespace) -> int:
     talk.engine.calibrate()  # a stored calibration may be of a busier hour
     contestants = [Decoder(name, talk.engine) for name in names]
     if rivals:
-        from duochat.bench.peers import Loader  # loads transformers, and the target once more
-
-        load = Loader(settings, talk.engine, min(plan.longest(talk.tokenizer), talk.engine.context_length), bar)
-        contestants += [load(name) for name in rivals]
+        asked = Bench([], talk.tokenizer, talk.engine.context_length, plan)
+        contexts = [asked.first_context(question) for question in plan.questions]
+        peers = Peers(settings, talk.engine, args.llama_server, args.draft_max, args.draft_p_min, contexts, bar)
+        contestants += [peers(name) for name in rivals]
+        about["tried"] = peers.tried
     bar.close()
     return measure(args, plan, talk.engine, talk.tokenizer, contestants, about)
 
@@ -98,17 +113,18 @@ def measure(
     """The benchmark proper, on models that are loaded; returns the exit status."""
     from duochat.bench import report_page  # plotly takes its time to load
 
-    lanes, own_device = engine.describe(), not engine.target.shares_cores
+    lanes = engine.describe()
+    compiles = not engine.target.shares_cores and lanes.get("target_backend") == "torch"
     about |= {"machine": about["machine"] | {"lanes": lanes}, "calibration": engine.costs.to_dict()}
     about["strict"] = lanes.get("target_dtype") == "float32" or about["settings"]["reproducible"]
-    bench = Bench(contestants, tokenizer, engine.context_length, plan, compiles=own_device)
+    bench = Bench(contestants, tokenizer, engine.context_length, plan, compiles)
     if args.resume:
         resume(bench, args.json, about["settings"])
 
     def results() -> dict[str, Any]:
         return report.build(bench.runs, kinds(bench), about)
 
-    if own_device:
+    if compiles:
         capture(engine.target, plan.longest(tokenizer))
     stopped = carry_out(bench, args.json, results)
     if not any(run.decoder == REFERENCE for run in bench.runs):

@@ -15,8 +15,6 @@ from duochat.engine.lanes import Cancelled, Drafter, Target, never
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Acceptance, Node
 
-PEERS = ("generate", "generate-static", "assisted", "prompt-lookup", "llama.cpp")  # see `peers.WAYS`
-
 Stopped = Callable[[], bool]
 
 

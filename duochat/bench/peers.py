@@ -1,213 +1,165 @@
-"""Other ways to decode with the same weights, in the same process: transformers' own, and llama.cpp alone.
+"""llama.cpp's own server as a peer: the same GGUF files, asked over HTTP for the same token ids, limits and seed.
 
-They run as their libraries ship them; we hand over a prompt and read the clock. Weights are read from the target's
-folder once more, so none of our kernels is in their way or to their help.
+It reads the clock itself, so that HTTP costs it nothing. With a draft it takes part with those of the settings asked
+for that gave the most tokens per second on some of the benchmark's own prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from time import perf_counter
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from time import monotonic, sleep
 from typing import Any
-
-import torch
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.generation.streamers import BaseStreamer
+from urllib.request import Request, urlopen
 
 from duochat import DuoChatError
 from duochat.bench.contestants import Stopped, Timed
 from duochat.config import Settings
-from duochat.engine.choosing import choose
-from duochat.engine.costs import available_cores, thread_counts
-from duochat.engine.lanes import Cancelled
-from duochat.engine.llama.library import BATCH, Llama
-from duochat.engine.pytorch import loading
+from duochat.engine.costs import available_cores
+from duochat.engine.lanes import Cancelled, never
 from duochat.engine.sampling import Sampling
-from duochat.models import Progress, fetch, target_folder
+from duochat.models import Progress, fetch
 
-LOOKUP_TOKENS = 10  # of prompt lookup, the number that transformers' documentation uses
-
-
-class Clock(BaseStreamer):
-    """Notes when the first token came: `generate` hands over the prompt, then each token."""
-
-    def __init__(self) -> None:
-        self.began = perf_counter()
-        self.calls = 0
-        self.first_s = 0.0
-
-    def put(self, value: Any) -> None:
-        self.calls += 1
-        if self.calls == 2:
-            self.first_s = perf_counter() - self.began
-
-    def end(self) -> None:
-        pass
+PEERS = {"llama-server": None, "llama-server-gpu-draft": "all", "llama-server-cpu-draft": "0"}  # the draft's -ngld
+STARTS = 300.0  # seconds until a server must have loaded
+ANSWERS = 600.0  # seconds of one answer
+TRIED = 5  # prompts that settings are chosen by
+FEW = 64  # tokens of their answers
+RULES = ("temperature", "top_k", "top_p", "min_p")  # in our order; nothing else touches the logits
 
 
-class Stop(StoppingCriteria):
-    """Ends `generate` on Ctrl-C."""
-
-    def __init__(self, stopped: Stopped) -> None:
-        self.stopped = stopped
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self.stopped(), device=input_ids.device)
-
-
-class Generate:
-    """transformers `generate`; `options` choose its way of decoding."""
+class Server:
+    """A llama-server with options of its own, and a contestant of the benchmark."""
 
     kind = "peer"
 
-    def __init__(self, name: str, model: Any, eos: Sequence[int], **options: Any) -> None:
-        self.name, self.model, self.eos, self.options = name, model, sorted(eos), options
+    def __init__(self, name: str, binary: str, options: Iterable[str], eos: frozenset[int]) -> None:
+        """Raises DuoChatError when it does not come up."""
+        self.name, self.eos = name, eos
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._told = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server lives)
+        command = [binary, *options, "--host", "127.0.0.1", "--port", str(port)]
+        self._process = subprocess.Popen(command, stdout=self._told, stderr=subprocess.STDOUT)
+        self.close = weakref.finalize(self, _end, self._process)
+        end = monotonic() + STARTS
+        while not self._ready():
+            if self._process.poll() is not None or monotonic() > end:
+                self.close()
+                raise DuoChatError(f"{binary} does not start ({self._last_words()}): leave the peer out.")
+            sleep(0.05)
+
+    def _ready(self) -> bool:
+        try:
+            with urlopen(f"{self.url}/health", timeout=1.0):
+                return True
+        except OSError:
+            return False
+
+    def _last_words(self) -> str:
+        self._told.seek(0)
+        lines = self._told.read().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
 
     def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
-        prompt = torch.tensor([list(context)], device=self.model.device)
-        torch.manual_seed(sampling.seed)
-        clock = Clock()
-        with torch.inference_mode():
-            output = self.model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                generation_config=self._config(sampling, max_tokens),
-                streamer=clock,
-                stopping_criteria=StoppingCriteriaList([Stop(stopped)]),
-                **{name: value for name, value in self.options.items() if name == "assistant_model"},
-            )
-        tokens = output[0, len(context) :].tolist()
-        total = perf_counter() - clock.began
+        """See `Contestant.answer`."""
+        asked = {"prompt": list(context), "n_predict": max_tokens, "seed": sampling.seed & 0x7FFFFFFF}
+        asked |= {"samplers": RULES, **{rule: getattr(sampling, rule) for rule in RULES}}
+        told = self._ask(asked | {"cache_prompt": False, "return_tokens": True})
         if stopped():
             raise Cancelled
-        return Timed(clock.first_s, total, {"tokens": tokens, "finish": finish(tokens, self.eos)})
+        tokens, clock = told["tokens"], told["timings"]
+        first = clock["prompt_ms"] / 1e3
+        finish = "stop" if tokens and tokens[-1] in self.eos else "length"
+        return Timed(first, first + clock["predicted_ms"] / 1e3, {"tokens": tokens, "finish": finish})
 
-    def _config(self, sampling: Sampling, max_tokens: int) -> GenerationConfig:
-        """Nothing of the model's own defaults: a repetition penalty would change the text."""
-        chosen = {"do_sample": False}
-        if sampling.temperature:
-            chosen = {name: getattr(sampling, name) for name in ("temperature", "top_k", "top_p", "min_p")}
-            chosen |= {"do_sample": True}
-        options = {name: value for name, value in self.options.items() if name != "assistant_model"}
-        ends = {"eos_token_id": self.eos, "pad_token_id": self.eos[0]} if self.eos else {}
-        return GenerationConfig(max_new_tokens=max_tokens, **chosen, **ends, **options)
-
-
-class LlamaCpp:
-    """llama.cpp decoding the target's own file on the CPU, one token at a time."""
-
-    kind = "peer"
-    name = "llama.cpp"
-
-    def __init__(self, path: Path, context_length: int, eos: Sequence[int]) -> None:
-        self.eos = frozenset(eos)
-        self.llama = Llama(path, context_length, 1)
-        self.threads = self._fastest(sorted({*thread_counts(available_cores()), available_cores()}))
-        self.llama.set_threads(self.threads)
-
-    def _fastest(self, counts: Sequence[int]) -> int:
-        """The number of threads with the quickest single token."""
-        seconds = {}
-        for threads in counts:
-            self.llama.set_threads(threads)
-            began = perf_counter()
-            for position in range(6):
-                began = perf_counter() if position == 1 else began  # the first call warms up
-                self._next([0], position, Sampling())
-            seconds[threads] = perf_counter() - began
-            self.llama.drop(0, 0)
-        return min(seconds, key=lambda n: seconds[n])
-
-    def _next(self, tokens: Sequence[int], start: int, sampling: Sampling) -> int:
-        end = start + len(tokens)
-        self.llama.decode(tokens, range(start, end), [(0,)] * len(tokens), [len(tokens) - 1])
-        return choose(self.llama.logits(1)[0], end, sampling, 1).tokens[0]
-
-    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
-        self.llama.drop(0, 0)
-        began = perf_counter()
-        for start in range(0, len(context), BATCH):
-            token = self._next(context[start : start + BATCH], start, sampling)
-        first, tokens = perf_counter() - began, [token]
-        while len(tokens) < max_tokens and tokens[-1] not in self.eos:
-            if stopped():
-                raise Cancelled
-            tokens.append(self._next(tokens[-1:], len(context) + len(tokens) - 1, sampling))
-        return Timed(first, perf_counter() - began, {"tokens": tokens, "finish": finish(tokens, self.eos)})
+    def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
+        request = Request(f"{self.url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=ANSWERS) as response:
+                return json.load(response)
+        except (OSError, ValueError) as fault:
+            raise DuoChatError(f"{self.name} failed ({fault}; {self._last_words()}): leave the peer out.") from None
 
 
-def finish(tokens: Sequence[int], eos: Sequence[int] | frozenset[int]) -> str:
-    """How an answer ended, in the words of a Round."""
-    return "stop" if tokens and tokens[-1] in eos else "length"
+def _end(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-# ---------------------------------------------------------------- by name
+@dataclass
+class Peers:
+    """Starts the peers of a benchmark. Raises DuoChatError when the server or a GGUF file is missing."""
 
+    settings: Settings
+    engine: Any
+    binary: str  # llama-server, a name or a path
+    lengths: Sequence[int]  # drafted tokens a round that are tried ...
+    thresholds: Sequence[float]  # ... and probabilities below which a draft ends
+    contexts: Sequence[Sequence[int]]  # that they are tried on
+    progress: Progress
+    tried: dict[str, dict[str, float]] = field(default_factory=dict)  # tokens/s by peer and settings
 
-def place(engine: Any) -> tuple[torch.device, torch.dtype]:
-    """Where the engine's target computes, and its precision where torch has that."""
-    cpu = engine.target.shares_cores
-    device = "cpu" if cpu else "cuda" if torch.cuda.is_available() else "mps"
-    usual = torch.float32 if cpu else torch.bfloat16
-    return torch.device(device), getattr(torch, engine.describe().get("target_dtype", ""), usual)
-
-
-class Loader:
-    """Loads what peers need, each model once. Raises DuoChatError when one cannot be used here."""
-
-    def __init__(self, settings: Settings, engine: Any, longest: int, progress: Progress) -> None:
-        """longest: tokens of prompt and answer that a static cache must hold."""
-        self.settings, self.engine, self.longest, self.progress = settings, engine, longest, progress
-        self._models: dict[str, Any] = {}
-
-    def __call__(self, name: str) -> Any:
-        return WAYS[name](self)
-
-    def generate(self, name: str, **options: Any) -> Generate:
-        return Generate(name, self.model(self.settings.target), self.engine.eos, **options)
-
-    def model(self, reference: str) -> Any:
-        """A model as transformers loads it, in the engine's precision and on its device."""
-        if reference not in self._models:
-            folder = target_folder(fetch(reference, self.progress), self.progress)
-            self.progress("Loading the peers' models", 0, 0)
-            try:
-                model = loading.read(folder, *place(self.engine), "sdpa")
-            except torch.OutOfMemoryError:
-                raise DuoChatError(
-                    "The GPU has no room for the peers' copy of the target: leave --peers out."
-                ) from None
-            self._models[reference] = model.eval()
-        return self._models[reference]
-
-    def assisted(self) -> Generate:
-        target, draft = (self.model(reference) for reference in (self.settings.target, self.settings.draft))
-        sizes = [model.config.get_text_config().vocab_size for model in (target, draft)]
-        if sizes[0] != sizes[1]:
+    def __post_init__(self) -> None:
+        if not shutil.which(self.binary):
             raise DuoChatError(
-                f"Assisted generation needs vocabularies of one size, these have {sizes[0]} and {sizes[1]}: "
-                "leave the peer out."
+                f"There is no {self.binary}: name llama.cpp's server with --llama-server PATH, or leave --peers out."
             )
-        return self.generate("assisted", assistant_model=draft)
+        paths = [fetch(reference, self.progress) for reference in (self.settings.target, self.settings.draft)]
+        for path in paths:
+            if path.suffix != ".gguf":
+                raise DuoChatError(f"llama-server needs GGUF files and {path.name} is none: leave --peers out.")
+        self.target, self.draft = map(str, paths)
 
-    def static(self) -> Generate:
-        """The static-cache mode, which transformers compiles on a GPU; one cache length for all prompts."""
-        return self.generate("generate-static", cache_implementation="static", max_cache_len=self.longest)
+    def __call__(self, name: str) -> Server:
+        """The peer of this name, a key of PEERS."""
+        layers = PEERS[name]
+        return self._start(name, []) if layers is None else self._best(name, layers)
 
-    def llama_cpp(self) -> LlamaCpp:
-        path = fetch(self.settings.target, self.progress)
-        if path.suffix != ".gguf":
-            raise DuoChatError(
-                f"llama.cpp needs the target as a GGUF file and {path.name} is none: leave the peer out."
-            )
-        return LlamaCpp(path, self.longest, self.engine.eos)
+    def _start(self, name: str, options: Iterable[str]) -> Server:
+        """With the layers on the GPU, the threads and the length of context of our own lane."""
+        own = self.engine.target
+        layers = self.engine.describe().get("target_gpu_layers", 0 if own.shares_cores else 999)
+        common = ["-m", self.target, "-ngl", str(layers), "-c", str(own.context_length), "-np", "1", "-fit", "off"]
+        common += ["-t", str(available_cores()), "--cache-ram", "0"]
+        return Server(name, self.binary, [*common, *options], self.engine.eos)
+
+    def _best(self, name: str, layers: str) -> Server:
+        """The server with the quickest settings; at most two are up at a time."""
+        threads = str(self.engine.costs.threads)
+        draft = ["-md", self.draft, "--spec-type", "draft-simple", "-ngld", layers, "-td", threads]
+        draft += ["-tbd", str(available_cores())]
+        best, found = None, self.tried.setdefault(name, {})
+        pairs = list(product(self.lengths, self.thresholds))
+        for done, (length, threshold) in enumerate(pairs):
+            self.progress(f"Trying settings of {name}", done, len(pairs))
+            drafting = ["--spec-draft-n-max", str(length), "--spec-draft-p-min", str(threshold)]
+            server = self._start(name, [*draft, *drafting])
+            speed = tokens_per_s(server, self.contexts)
+            slower = server
+            if not found or speed > max(found.values()):
+                best, slower = server, best
+            found[f"{length} tokens, p {threshold:g}"] = speed
+            if slower:
+                slower.close()
+        return best
 
 
-WAYS: dict[str, Callable[[Loader], Any]] = {  # by the names in `contestants.PEERS`
-    "generate": lambda load: load.generate("generate"),
-    "generate-static": Loader.static,
-    "assisted": Loader.assisted,
-    "prompt-lookup": lambda load: load.generate("prompt-lookup", prompt_lookup_num_tokens=LOOKUP_TOKENS),
-    "llama.cpp": Loader.llama_cpp,
-}
+def tokens_per_s(server: Server, contexts: Sequence[Sequence[int]]) -> float:
+    """Of greedy answers, after one to warm up."""
+    server.answer(contexts[0], Sampling(), FEW, never)
+    timed = [server.answer(context, Sampling(), FEW, never) for context in contexts[:TRIED]]
+    return sum(len(one.figures["tokens"]) for one in timed) / sum(one.total_s for one in timed)

@@ -11,7 +11,7 @@ from duochat.bench.metrics import REFERENCE, Run
 
 SCHEMA = 2  # raise it when a name changes its meaning or goes
 
-ABOUT = ("settings", "machine", "calibration", "strict", "simulation")
+ABOUT = ("settings", "machine", "calibration", "strict", "simulation", "tried")
 FIGURES = {
     "requests": "answers, a turn of a conversation each",
     "tokens": "tokens emitted",
@@ -138,7 +138,7 @@ def head(results: Mapping[str, Any]) -> list[str]:
 
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """All tables that have rows."""
-    makers = (speedups, without_loops, over_peers, figures, simulation)
+    makers = (speedups, without_loops, over_peers, tried, figures, simulation)
     found = [maker(results) for maker in makers]
     return [table for table in found if table[2]]
 
@@ -182,6 +182,13 @@ def over_peers(results: Mapping[str, Any]) -> Table:
     peers = list(of_kind(results, "peer"))
     rows = [[name, *(f"{entry['over_peers'][peer]:.2f}" for peer in peers)] for name, entry in ours.items() if peers]
     return f"Speedup over other ways to decode, mean of the tasks{faithful(results)}", ["decoder", *peers], rows
+
+
+def tried(results: Mapping[str, Any]) -> Table:
+    """What a peer's settings were chosen by."""
+    found = results.get("tried", {})
+    rows = [[name, *(f"{speed:.1f}" for speed in settings.values())] for name, settings in found.items()]
+    return "Settings tried, tokens/s on a few prompts", ["peer", *next(iter(found.values()), ())], rows
 
 
 def figures(results: Mapping[str, Any]) -> Table:

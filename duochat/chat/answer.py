@@ -81,13 +81,16 @@ class Token:
 class Engine(Protocol):
     """What answers conversations, for all rooms above: the `Worker`, and the fakes of the tests.
 
-    One request at a time, first come, first served; every method may be called from any thread.
+    One request at a time; every method may be called from any thread.
     """
 
     def reply(
-        self, messages: Sequence[Mapping[str, str]] | str, options: Options, cancelled: Callable[[], bool] = ...
-    ) -> Iterator[Step]:
+        self, messages: Sequence[Mapping[str, str]] | str, options: Options, cancelled: Callable[[], bool] = ...,
+        party: str = "",
+    ) -> Iterator[Step]:  # fmt: skip
         """Answer the last message, or continue it if it is the assistant's own; continue a bare text as it stands.
+
+        party: who asks, the page by default. Parties that wait take turns, requests of one come in order.
 
         Phases: "queued", "loading", "prefill", "decode", "done". Never raises: the last step says what went wrong.
         Ends at once when cancelled."""
@@ -106,8 +109,9 @@ class Engine(Protocol):
         """Measure both devices anew, when it is its turn; returns the hardware. Raises DuoChatError."""
         ...
 
-    def change(self, settings: Settings) -> None:
-        """Load another pair. Raises DuoChatError with the reason when it cannot be; the one before is then in use."""
+    def change(self, settings: Settings, beside: bool = False, cancelled: Callable[[], bool] = ...) -> None:
+        """Load another pair, beside the present one if there is room, else in its place. Raises DuoChatError with the
+        reason when it cannot be or was cancelled; the one before is then in use."""
         ...
 
     def close(self) -> None:

@@ -33,6 +33,10 @@ class Options:
     top_k: int = Settings.top_k
     top_p: float = Settings.top_p
     min_p: float = Settings.min_p
+    repetition_penalty: float = Settings.repetition_penalty
+    presence_penalty: float = Settings.presence_penalty
+    frequency_penalty: float = Settings.frequency_penalty
+    logit_bias: tuple[tuple[int, float], ...] = Settings.logit_bias
     seed: int = Settings.seed
     max_tokens: int = Settings.max_tokens
     stop: tuple[str, ...] = Settings.stop
@@ -42,6 +46,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.draft_budget is None:  # so "auto" was written in records of earlier versions
             object.__setattr__(self, "draft_budget", AUTO)
+        object.__setattr__(self, "logit_bias", tuple(map(tuple, self.logit_bias)))  # JSON knows lists only
 
     @classmethod
     def of(cls, settings: Any, **overrides: Any) -> Options:
@@ -56,7 +61,7 @@ class Options:
             check(f.name, getattr(self, f.name), context_length if f.name == "max_tokens" else None)
 
     def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p, self.seed)
+        return Sampling(**{f.name: getattr(self, f.name) for f in fields(Sampling) if hasattr(self, f.name)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,10 @@ class Chat:
         """
         length = self.engine.context_length
         options.check(length)
+        if unknown := next((token for token, _ in options.logit_bias if token >= self.engine.vocabulary), None):
+            raise DuoChatError(
+                f"logit_bias names token {unknown}, and the target has {self.engine.vocabulary}: give ids below that."
+            )
         if bare := isinstance(messages, str):
             prompt = Prompt(_within(self.tokenizer.bare(messages), length))
         else:

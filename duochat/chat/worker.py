@@ -1,8 +1,7 @@
 """The engine in a process of its own: `Worker` outlives whatever kills the engine.
 
-Parent and child exchange small tuples over a pipe (see `child.Server`). Requests are served one at a time, first come,
-first served. Every fault reaches the caller of `reply` as a last Step with one sentence in `error`, and the next
-request starts the engine again.
+Parent and child exchange small tuples over a pipe (see `child.Server`). Requests are served one at a time. Every fault
+reaches the caller of `reply` as a last Step with one sentence in `error`, and the next request starts the engine again.
 """
 
 from __future__ import annotations
@@ -164,28 +163,36 @@ class _Child:
         self._listener.join()
 
 
+@dataclass(eq=False)
+class _Ticket:
+    party: str
+    turn: int
+
+
 class _Line:
-    """The queue of requests, first come, first served."""
+    """The queue of requests: of each party first come, first served, and the parties that wait take turns."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: list[object] = []
+        self._waiting: list[_Ticket] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self) -> object:
-        ticket = object()
+    def join(self, party: str = "") -> _Ticket:
         with self._changed:
+            before = [one.turn for one in self._waiting if one.party == party or one is self._waiting[0]]
+            ticket = _Ticket(party, 1 + max(before, default=0))
             self._waiting.append(ticket)
+            self._waiting.sort(key=lambda one: one.turn)
         return ticket
 
-    def leave(self, ticket: object) -> None:
+    def leave(self, ticket: _Ticket) -> None:
         with self._changed:
             self._waiting.remove(ticket)
             self._changed.notify_all()
 
-    def ahead(self, ticket: object, seconds: float = 0) -> int:
+    def ahead(self, ticket: _Ticket, seconds: float = 0) -> int:
         """Requests before this one; waits up to some seconds for its turn."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting[0] is ticket, seconds)
@@ -213,8 +220,10 @@ class Worker(Engine):
     def _start(self, settings: Any, fallback: Any = None) -> _Child:
         return _Child(settings, self._prepare, self._patience, fallback)
 
-    def reply(self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
-        ticket = self._line.join()
+    def reply(
+        self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never, party: str = ""
+    ) -> Iterator[Step]:
+        ticket = self._line.join(party)
         try:
             yield from self._turn(ticket, cancelled)
             yield from self.loading(cancelled)
@@ -227,7 +236,7 @@ class Worker(Engine):
         finally:
             self._line.leave(ticket)
 
-    def _turn(self, ticket: object, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
+    def _turn(self, ticket: _Ticket, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
         """Wait for the turn; a step whenever the place in the queue changes."""
         shown = None
         while ahead := self._line.ahead(ticket, TICK if shown else 0):
@@ -285,19 +294,18 @@ class Worker(Engine):
         finally:
             self._line.leave(ticket)
 
-    def change(self, settings: Any) -> None:
-        """Fetched and checked beside the present pair, which goes on answering; then loaded in its place, after the
-        requests before this one."""
+    def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = never) -> None:
+        """Fetched and checked beside the present pair, which goes on answering; then loaded beside it too, or in its
+        place, after the requests before this one."""
         with self._lock:
             if self._next is not None:
                 raise DuoChatError("Another pair of models is being fetched: wait for it, then choose again.")
             self._next = candidate = self._start(settings)
         try:
-            while not candidate.checked:
-                if candidate.state == "dead":
-                    raise DuoChatError(candidate.fault)
-                candidate.look()
-                sleep(TICK)
+            self._until(lambda: candidate.checked, candidate, cancelled)
+            if beside:
+                candidate.send("load", 0)
+                self._until(lambda: candidate.state == "ready", candidate, cancelled)
             self._put(candidate)
         finally:
             self._next = None
@@ -308,6 +316,17 @@ class Worker(Engine):
         if self._child.settings is not settings:
             raise DuoChatError(self._refused)
 
+    @staticmethod
+    def _until(reached: Callable[[], bool], child: _Child, cancelled: Callable[[], bool]) -> None:
+        """Raises DuoChatError when the child died before, or when it was cancelled."""
+        while not reached():
+            if child.state == "dead":
+                raise DuoChatError(child.fault)
+            if cancelled():
+                raise DuoChatError("It was cancelled: the pair before is still in use.")
+            child.look()
+            sleep(TICK)
+
     def _put(self, candidate: _Child) -> None:
         """In place of the present child: at once if that is still loading, else when it is this one's turn."""
         ticket = self._line.join()
@@ -316,10 +335,12 @@ class Worker(Engine):
                 pass
             with self._lock:
                 old, self._child = self._child, candidate
-                candidate.fallback = old.settings if old.state == "ready" else old.fallback
                 self._refused = ""
+                if candidate.state != "ready":
+                    candidate.fallback = old.settings if old.state == "ready" else old.fallback
             old.close()
-            candidate.send("load", 0)
+            if candidate.state != "ready":
+                candidate.send("load", 0)
         finally:
             self._line.leave(ticket)
 

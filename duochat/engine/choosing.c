@@ -17,11 +17,6 @@ typedef struct {
     int64_t seed;
 } Choice;
 
-typedef struct {
-    int32_t token;
-    float bias;
-} Bias; /* added to a token's logit */
-
 /* exp(x) for x < 80, to some millionths: 2^n times a polynomial of the rest. Vectors of it need no library. */
 static inline float exponential(float x) {
     x = x < -80 ? -80 : x;
@@ -116,31 +111,10 @@ static int pick(const float *row, int n, const int64_t *names, const Choice *c, 
     return found;
 }
 
-/* The logit of a token, or -1. names: in ascending order. */
-static int logit_of(int token, int n, const int64_t *names) {
-    if (!names) return token < n ? token : -1;
-    int low = 0;
-    for (int high = n; low < high;) {
-        int middle = (low + high) / 2;
-        if (names[middle] < token) low = middle + 1;
-        else high = middle;
-    }
-    return low < n && names[low] == token ? low : -1;
-}
-
-/* `pick` for a row of its own, with biases[biased]; the row is as before afterwards. */
-int choose(float *row, int n, const int64_t *names, const Choice *c, int position, const Bias *biases, int biased,
-           int32_t *tokens, float *probs) {
-    float peak[n / BLOCK + 1], weight[n / BLOCK + 1], before[biased + 1];
-    int place[biased + 1];
-    for (int i = 0; i < biased; i++) {
-        if ((place[i] = logit_of(biases[i].token, n, names)) < 0) continue;
-        before[i] = row[place[i]];
-        row[place[i]] += biases[i].bias;
-    }
+/* `pick` for a row of its own. */
+int choose(const float *row, int n, const int64_t *names, const Choice *c, int position, int32_t *tokens,
+           float *probs) {
+    float peak[n / BLOCK + 1], weight[n / BLOCK + 1];
     survey(row, 0, n, peak, c->noisy ? NULL : weight);
-    int found = pick(row, n, names, c, position, peak, weight, tokens, probs);
-    for (int i = biased; i--;)
-        if (place[i] >= 0) row[place[i]] = before[i];
-    return found;
+    return pick(row, n, names, c, position, peak, weight, tokens, probs);
 }

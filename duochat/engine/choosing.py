@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -52,21 +52,15 @@ class Choice(ctypes.Structure):
 
 
 def choose(
-    row: np.ndarray,
-    position: int,
-    sampling: Sampling,
-    count: int,
-    names: np.ndarray | None = None,
-    biases: Sequence[tuple[int, float]] = (),
+    row: np.ndarray, position: int, sampling: Sampling, count: int, names: np.ndarray | None = None
 ) -> Candidates:
-    """The best `count` tokens for `position` by logits/T + shared noise; row: float32 logits, unchanged afterwards.
+    """The best `count` tokens for `position` by logits/T + shared noise; row: float32 logits.
 
-    names: the token of each logit, int64, ascending; None = its index. biases: (token, what is added to its logit), for
-    penalties; tokens that the row has not are passed over. Probabilities are the softmax of the scores; at T > 0 over
-    the tokens that passed the cut and the filters.
+    names: the token of each logit, int64, ascending; None = its index. Probabilities are the softmax of the scores; at
+    T > 0 over the tokens that passed the cut and the filters.
     """
     if (kernel := _kernel()) is None:
-        return by_numpy(_biased(row, names, biases) if biases else row, position, sampling, count, names)
+        return by_numpy(row, position, sampling, count, names)
     tokens, probs = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
     found = kernel(
         _address(row),
@@ -74,18 +68,10 @@ def choose(
         None if names is None else _address(names),
         Choice.of(sampling, count),
         position,
-        (Bias * len(biases))(*biases) if biases else None,
-        len(biases),
         tokens,
         probs,
     )
     return Candidates(tuple(tokens[:found]), tuple(probs[:found]))
-
-
-class Bias(ctypes.Structure):
-    """`Bias` in choosing.c."""
-
-    _fields_ = (("token", ctypes.c_int32), ("bias", ctypes.c_float))
 
 
 @cache
@@ -94,9 +80,7 @@ def _kernel() -> Callable[..., int] | None:
     if library is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    library.choose.argtypes = [
-        *(pointer, number, pointer, ctypes.POINTER(Choice), number, pointer, number, pointer, pointer)
-    ]
+    library.choose.argtypes = [pointer, number, pointer, ctypes.POINTER(Choice), number, pointer, pointer]
     return library.choose
 
 
@@ -105,18 +89,10 @@ def _address(array: np.ndarray) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array))
 
 
-def _biased(row: np.ndarray, names: np.ndarray | None, biases: Sequence[tuple[int, float]]) -> np.ndarray:
-    """The row with `biases` added, as a copy."""
-    row = row.copy()
-    for token, bias in biases:
-        row[np.flatnonzero(names == token) if names is not None else slice(token, token + 1)] += bias
-    return row
-
-
 def by_numpy(
     row: np.ndarray, position: int, sampling: Sampling, count: int, names: np.ndarray | None = None
 ) -> Candidates:
-    """`choose` without the kernel and without biases."""
+    """`choose` without the kernel."""
     if sampling.temperature == 0:
         top = np.maximum.reduce(row)
         tokens = (row >= top - REACH).nonzero()[0]

@@ -174,12 +174,14 @@ class Costs:
 
     @property
     def known(self) -> bool:
-        """Whether enough forwards were seen for `plain` to be more than the calibration of another hour."""
+        """Whether enough forwards of this answer were seen for `plain` to be of now: it is of the last 15 then."""
         return self._forwards >= 16
 
     def observe(self, r: Round) -> None:
         """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took."""
         seconds = r.ended - r.started
+        if r.phase == "prefill":
+            self._forwards = 0
         if r.phase == "prefill" or not r.tokens or r.held > 0.5 * seconds:
             return
         width = len(r.pending) + 1

@@ -173,7 +173,7 @@ def decode(
     tree = Tree(context, acceptance, limit=len(context) + stop.left, vocabulary=target.vocabulary)
     schedule = schedules[request.decoder](costs, request.draft_budget)
     state = State(tree, schedule, "no usable draft model is loaded" if schedule.drafts and not drafter else "")
-    with DraftLane(state, drafter, request.sampling) as drafting:
+    with DraftLane(state, drafter, request.sampling.after(context)) as drafting:
         lane = TargetLane(target, drafting, stop, cancelled)
         for index in count():
             try:

@@ -80,6 +80,11 @@ class Engine:
         return self.target.context_length
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
+        return self.target.vocabulary
+
+    @property
     def eos(self) -> frozenset[int]:
         """Token ids that end an answer."""
         return self.target.eos

@@ -7,31 +7,49 @@ target's own noise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from duochat.config import Settings, check
+from duochat.config import FIELDS, Settings, check
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the target chooses a token. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch a filter off."""
+    """How the target chooses a token. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch a filter off.
+
+    Penalties are off at 1 (repetition) and 0; `engine.penalties` has them, and needs to know where the answer begins.
+    """
 
     temperature: float = Settings.temperature
     top_k: int = Settings.top_k
     top_p: float = Settings.top_p
     min_p: float = Settings.min_p
     seed: int = Settings.seed
+    repetition_penalty: float = Settings.repetition_penalty
+    presence_penalty: float = Settings.presence_penalty
+    frequency_penalty: float = Settings.frequency_penalty
+    logit_bias: tuple[tuple[int, float], ...] = Settings.logit_bias
+    start: int = 0  # of the answer, in tokens
+    said: tuple[int, ...] = field(default=(), compare=False)  # the different tokens before
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            check(f.name, getattr(self, f.name))
+            if f.name in FIELDS:
+                check(f.name, getattr(self, f.name))
 
     @property
-    def filtered(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+    def penalised(self) -> bool:
+        penalties = (self.presence_penalty, self.frequency_penalty, self.logit_bias)
+        return self.repetition_penalty != 1 or any(penalties)
+
+    def after(self, prompt: Sequence[int]) -> Sampling:
+        """For the answer to a prompt."""
+        if not self.penalised:
+            return self
+        return replace(self, start=len(prompt), said=() if self.repetition_penalty == 1 else tuple({*prompt}))
 
 
 _MASK32 = 0xFFFFFFFF

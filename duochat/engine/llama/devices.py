@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import llama_cpp
-from llama_cpp._ggml import libggml
+from llama_cpp.llama_cpp import _lib as LIBRARY
 
 from duochat import DuoChatError
 from duochat.engine.llama.probe import rebuild
@@ -36,7 +36,8 @@ class _Override(ctypes.Structure):
 
 
 def _call(name: str, result: type, *arguments: object) -> object:
-    function = getattr(libggml, name)
+    """A function of the ggml that this llama.cpp is linked to: `llama_cpp._ggml` may be another one."""
+    function = getattr(LIBRARY, name)
     function.restype = result
     return function(*arguments)
 

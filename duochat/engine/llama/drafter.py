@@ -12,7 +12,8 @@ from typing import Any
 from duochat.engine.choosing import choose
 from duochat.engine.lanes import Cancelled, Candidates, Drafter, never
 from duochat.engine.llama.library import Llama
-from duochat.engine.llama.tree_cache import Entry, TreeCache
+from duochat.engine.llama.tree_cache import Entry, TreeCache, common
+from duochat.engine.penalties import changes, path, penalised
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
 
@@ -25,6 +26,7 @@ class LlamaDrafter(Drafter):
     """A GGUF model that drafts. One thread at a time, `interrupt` apart. Takes no GPU memory."""
 
     most_nodes = MAX_NODES
+    WINDOW = 512  # tokens of a long context that it begins with: the target verifies whatever is drafted
 
     def __init__(
         self, path: Path, context_length: int, threads: int, candidates: int = 8, vocabulary: int | str = "auto"
@@ -38,6 +40,7 @@ class LlamaDrafter(Drafter):
         self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)
         self._cache = TreeCache(self._llama, CHUNK, TREE_CELLS)
         self._threads = threads
+        self._start = 0  # the token of the context that the cache begins with
         self._sampling = Sampling()  # of the candidates that the cache's entries hold
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
@@ -71,20 +74,29 @@ class LlamaDrafter(Drafter):
         if cancelled():
             raise Cancelled
         anew, self._sampling = sampling != self._sampling, sampling
-        root = self._cache.follow(context, cancelled, anew=anew)
+        root = self._cache.follow(self._near(context), cancelled, anew=anew)
         entries = [self._find(node, root) for node in nodes]
         new = self._cache.decode(cancelled)
         started = time.perf_counter()
-        for entry, logits in zip(new, self._llama.logits(len(new)) if new else (), strict=True):
-            entry.note = choose(logits, entry.position + 1, sampling, self.candidates, self._llama.names)
+        names, rows = self._llama.names, self._llama.logits(len(new)) if new else ()
+        made = changes(context, [path(entry, len(context) - self._start) for entry in new], sampling) if new else None
+        made = made and made.among(names, rows.shape[1])
+        for number, entry in enumerate(new):
+            with penalised(rows[number], made, number) as row:
+                entry.note = choose(row, self._start + entry.position + 1, sampling, self.candidates, names)
         return [entry.note for entry in entries], time.perf_counter() - started
 
+    def _near(self, context: Sequence[int]) -> Sequence[int]:
+        """The part of the context that it reads: all that it holds, or the end where much is missing."""
+        seen = context[self._start :]
+        missing = len(seen) - common(self._cache.tokens, seen)
+        short = self._start > 0 and len(seen) < self.WINDOW // 2
+        if short or missing > self.WINDOW:
+            self._start = max(0, len(context) - self.WINDOW)
+        return context[self._start :]
+
     def _find(self, node: Node, root: Entry) -> Entry:
-        path = []
-        while node.position > root.position:
-            path.append(node.token)
-            node = node.parent
-        return self._cache.grow(root, reversed(path))
+        return self._cache.grow(root, path(node, self._start + root.position + 1))
 
     def measure(
         self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7

@@ -97,10 +97,11 @@ def _remember(store: Path, found: str) -> None:
 
 
 def identity() -> str:
-    """The library's files and the CPU's abilities."""
+    """The library's files and the CPU's abilities. LLAMA_CPP_LIB_PATH: llama-cpp-python's, a folder to take it from."""
     spec = util.find_spec("llama_cpp")
-    folders = spec.submodule_search_locations if spec else ()
-    files = sorted(file for folder in folders for file in Path(folder).glob("lib/*"))
+    folders = [Path(folder) / "lib" for folder in spec.submodule_search_locations] if spec else []
+    folders = [Path(chosen)] if (chosen := os.environ.get("LLAMA_CPP_LIB_PATH")) else folders
+    files = sorted(file for folder in folders for file in folder.glob("*"))
     facts = [(str(file), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
     return hashlib.sha256(repr((facts, kernels._processor())).encode()).hexdigest()[:16]
 

@@ -27,6 +27,7 @@ from duochat.engine.llama.line_cache import LineCache
 from duochat.engine.llama.placing import place
 from duochat.engine.llama.sample import sample
 from duochat.engine.llama.tree_cache import Entry, TreeCache
+from duochat.engine.penalties import Changes, changes, paths, penalised
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf
 
@@ -150,7 +151,7 @@ class LlamaTarget(Target):
         root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
         nodes = self._grow(root, tree)
         rows = self._cache.decode(cancelled)
-        return partial(self._answer, [root, *nodes], rows, tree, sampling)
+        return partial(self._answer, [root, *nodes], rows, tree, sampling, changes(context, paths(tree), sampling))
 
     def _grow(self, root: Entry, tree: Sequence[Edge]) -> list[Entry]:
         """The entry of each node. The likeliest branch, whose nodes come first, takes the first cells: it leaves no
@@ -168,8 +169,9 @@ class LlamaTarget(Target):
         return entries
 
     def _answer(
-        self, entries: Sequence[Entry], rows: Sequence[Entry], tree: Sequence[Edge], sampling: Sampling
-    ) -> Answer:
+        self, entries: Sequence[Entry], rows: Sequence[Entry], tree: Sequence[Edge], sampling: Sampling,
+        made: Changes | None,
+    ) -> Answer:  # fmt: skip
         """entries: the root's and the nodes'. rows: the entry of each row of logits."""
         logits = self._llama.logits(len(rows))
         place = {entry: row for row, entry in enumerate(rows)}
@@ -177,9 +179,10 @@ class LlamaTarget(Target):
         for node, (_, parent) in enumerate(tree):
             below[parent + 1].append(node)
         answer = Answer([], [], [0.0] * len(tree))
-        for entry, nodes in zip(entries, below, strict=True):
+        for number, (entry, nodes) in enumerate(zip(entries, below, strict=True)):
             asked = [tree[node][0] for node in nodes]
-            token, probs = sample(logits[place[entry]], entry.position + 1, sampling, asked)
+            with penalised(logits[place[entry]], made, number) as row:
+                token, probs = sample(row, entry.position + 1, sampling, asked)
             answer.tokens.append(token)
             answer.probs.append(probs[0])
             for node, prob in zip(nodes, probs[1:], strict=True):

@@ -83,7 +83,7 @@ class TreeCache:
         without it a chunk.
         """
         path = context[:-1]
-        self._cut(_common(self.tokens, path))
+        self._cut(common(self.tokens, path))
         end = self.end
         while end.position + 1 < len(path) and (child := self._held(end, path[end.position + 1])):
             end = child
@@ -276,7 +276,7 @@ class TreeCache:
         self._release([seq])
 
 
-def _common(held: list[int], context: Sequence[int]) -> int:
+def common(held: list[int], context: Sequence[int]) -> int:
     """Length of the longest common prefix; quick when it is all that is held."""
     if context[: len(held)] == held:
         return len(held)

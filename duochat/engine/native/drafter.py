@@ -18,6 +18,7 @@ from typing import Any
 from duochat.engine.choosing import Choice
 from duochat.engine.lanes import Cancelled, Candidates, Drafter, never
 from duochat.engine.native.library import Native, unfit
+from duochat.engine.penalties import changes, path
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
 
@@ -98,7 +99,7 @@ class NativeDrafter(Drafter):
         if len(fresh) > len(self._free):
             self._drop_tree()
             fresh, wanted = self._locate(context, nodes)
-        seconds = self._decode(fresh, wanted, sampling, self._threads)
+        seconds = self._decode(fresh, wanted, sampling, self._threads, context)
         return [entry.chosen[1] for entry in wanted], seconds
 
     # What is cached, and what of it the context leads to
@@ -175,7 +176,9 @@ class NativeDrafter(Drafter):
             wanted.append(_descend(root, reversed(path), fresh))
         return fresh, wanted
 
-    def _decode(self, fresh: list[_Entry], wanted: list[_Entry], sampling: Sampling, threads: int) -> float:
+    def _decode(
+        self, fresh: list[_Entry], wanted: list[_Entry], sampling: Sampling, threads: int, context: Sequence[int] = ()
+    ) -> float:
         """Decode the new entries and see that each wanted one has its candidates; returns the seconds for choosing.
 
         A known entry whose candidates are not is decoded again in its own cell, to what is there.
@@ -189,8 +192,10 @@ class NativeDrafter(Drafter):
             for entry in fresh:
                 entry.cell = self._free.pop()
             told = [(e.token, e.position, e.cell, e.parent.cell, e in blank) for e in work]
-            done, found, seconds = self._native.decode(told, threads, Choice.of(sampling, self.candidates))
-            for entry, candidates in zip((e for e in work if e in blank), found, strict=False):
+            asked = [e for e in work if e in blank]
+            made = changes(context, [path(e, len(context)) for e in asked], sampling) if asked else None
+            done, found, seconds = self._native.decode(told, threads, Choice.of(sampling, self.candidates), made)
+            for entry, candidates in zip(asked, found, strict=False):
                 entry.chosen = sampling, candidates
         finally:
             self._undo(work[max(done, len(work) - len(fresh)) :])

@@ -18,6 +18,7 @@ from duochat import DuoChatError
 from duochat.engine import kernels
 from duochat.engine.choosing import Choice
 from duochat.engine.lanes import Candidates
+from duochat.engine.penalties import Changes
 from duochat.models import gguf
 from duochat.models.trim import kept
 
@@ -45,6 +46,10 @@ class _Tensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int32) for name in ("type", "rows", "cols")))
 
 
+class _Changes(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int32), *((n, ctypes.c_void_p) for n in ("place", "divisor", "added")))
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     library = kernels.library(SOURCE, "-ffast-math", "-pthread")
@@ -52,7 +57,7 @@ def _library() -> ctypes.CDLL | None:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         library.load.restype, library.path.restype = pointer, ctypes.c_char_p
         library.load.argtypes = [pointer, pointer, pointer, number]
-        library.run.argtypes = [pointer, number, pointer, number, ctypes.POINTER(Choice), *[pointer] * 4]
+        library.run.argtypes = [pointer, number, pointer, number, ctypes.POINTER(Choice), *[pointer] * 5]
         library.stop.argtypes, library.discard.argtypes = [pointer, number], [pointer]
         library.stop.restype = library.discard.restype = None
     return library
@@ -128,7 +133,8 @@ class Native:
         shape = _shape(header, cells)
         self._require_memory(shape)
         self.kernels, self.vocabulary = self._library.path().decode(), _vocabulary(header)
-        self._lane = self._load(header, shape, kept(header, vocabulary))
+        self._names = kept(header, vocabulary)
+        self._lane = self._load(header, shape, self._names)
         if not self._lane:
             raise DuoChatError(f"The draft model {path} does not fit into memory: choose a smaller draft.")
         self.close = weakref.finalize(self, self._library.discard, self._lane)
@@ -168,9 +174,11 @@ class Native:
         self._library.stop(self._lane, value)
 
     def decode(
-        self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice
-    ) -> tuple[int, list[Candidates], float]:
-        """nodes: (token, position, cell, parent's cell or -1, 1 if its candidates are wanted), parents first.
+        self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice,
+        changes: Changes | None = None,
+    ) -> tuple[int, list[Candidates], float]:  # fmt: skip
+        """nodes: (token, position, cell, parent's cell or -1, 1 if its candidates are wanted), parents first. changes:
+        of the wanted ones' logits.
 
         Returns how many were decoded, all or those before a `stop`; the candidates of the wanted ones among them; the
         seconds spent choosing. Raises DuoChatError for a token that the model does not know.
@@ -185,7 +193,10 @@ class Native:
         if len(self._tokens) < wanted * count:
             self._tokens, self._probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
             self._found = (ctypes.c_int32 * wanted)()
-        told = (self._nodes, len(nodes), choice, self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
+        changes = changes and changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
+        made = changes and ctypes.byref(_Changes(len(changes.tokens), *(part.ctypes.data for part in changes)))
+        out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
+        told = (self._nodes, len(nodes), choice, made, *out)
         done = self._library.run(self._lane, threads, *told)
         if done < len(nodes):
             wanted = sum(node[4] for node in nodes[:done])

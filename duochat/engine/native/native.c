@@ -129,6 +129,13 @@ typedef struct {
     int32_t token, position, cell, parent, wanted; /* parent: -1 = none. wanted: give its candidates */
 } Node;
 
+/* What penalties do to logits: `count` places, and for each wanted node what they are divided by and gain. */
+typedef struct {
+    int32_t count;
+    const int64_t *place;
+    const float *divisor, *added;
+} Changes;
+
 struct Lane;
 
 typedef struct {
@@ -164,6 +171,8 @@ typedef struct Lane {
     uint16_t *seen; /* [node][cells / 16]: which cells it sees */
     int *blocks, used;
     const Choice *choice;
+    const Changes *changes; /* NULL: none */
+    int chosen;             /* wanted nodes of the passes before */
     int32_t *tokens, *found;
     float *probs;
     double choosing;
@@ -451,12 +460,24 @@ static void propose(Lane *m, int self) {
                m->choice->noisy ? NULL : m->weight + t * blocks);
 }
 
+static void penalise(Lane *m, int t, float *row, float *peak, float *weight) {
+    const Changes *c = m->changes;
+    const size_t first = (size_t)(m->chosen + t) * c->count;
+    for (int i = 0; i < c->count; i++) {
+        float *logit = row + c->place[i], divisor = c->divisor[first + i];
+        *logit = (*logit > 0 ? *logit / divisor : *logit * divisor) + c->added[first + i];
+    }
+    survey(row, 0, m->head.rows, peak, m->choice->noisy ? NULL : weight);
+}
+
 static void choose_all(Lane *m, int self) {
     const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
-    for (int t = self; t < m->wanted; t += m->threads)
+    for (int t = self; t < m->wanted; t += m->threads) {
+        if (m->changes) penalise(m, t, m->logits + (size_t)t * padded, m->peak + t * blocks, m->weight + t * blocks);
         m->found[t] = pick(m->logits + (size_t)t * padded, m->head.rows, m->names, m->choice,
                            m->position[m->want[t]] + 1, m->peak + t * blocks, m->weight + t * blocks,
                            m->tokens + t * m->choice->count, m->probs + t * m->choice->count);
+    }
 }
 
 /* The model. */
@@ -610,9 +631,10 @@ static int gather(Lane *m, int threads) {
 
 /* Decode n nodes, parents first, and give the candidates of the wanted ones: choice->count places for each in `tokens`
    and `probs`, how many there are in `found`. Returns how many nodes are done: all, unless `stop` was called. */
-int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, int32_t *tokens, float *probs,
-        int32_t *found, double *choosing) {
+int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, const Changes *changes, int32_t *tokens,
+        float *probs, int32_t *found, double *choosing) {
     m->choice = choice;
+    m->changes = changes;
     m->choosing = 0;
     m->threads = gather(m, threads < TEAM ? threads : TEAM);
     int done = 0;
@@ -621,6 +643,7 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, in
         m->tokens = tokens + wanted * choice->count;
         m->probs = probs + wanted * choice->count;
         m->found = found + wanted;
+        m->chosen = wanted;
         set_up(m, nodes + done, size);
         atomic_store(&m->round, atomic_load(&m->round) & ~1u);
         for (int i = 1; i < m->threads; i++) call(m->team[i]);

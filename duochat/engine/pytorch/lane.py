@@ -15,6 +15,7 @@ import torch
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Answer, Cancelled, Edge, Target, never
+from duochat.engine.penalties import Changes, changes, paths
 from duochat.engine.pytorch import loading, memory
 from duochat.engine.pytorch.attention import EXACT, NAME
 from duochat.engine.pytorch.forward import Forward
@@ -102,7 +103,7 @@ class TorchTarget(Target):
         done = self._memo.match(context)
         with memory.refused(self.device), self._hands(len(context) - done):
             done = self._prefill(context, done, len(tree), cancelled, progress)
-            shape = self._send(list(context[done:]), tree, sampling)
+            shape = self._send(list(context[done:]), tree, sampling, changes(context, paths(tree), sampling))
         return partial(self._answer, shape, 1 + len(tree))
 
     def _answer(self, shape: Shape, count: int) -> Answer:
@@ -134,11 +135,11 @@ class TorchTarget(Target):
                 progress(done, len(context))
         return done
 
-    def _send(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling) -> Shape:
+    def _send(self, tail: list[int], tree: Sequence[Edge], sampling: Sampling, made: Changes | None) -> Shape:
         """Begin the last forward of a round, and note what the cache will hold."""
         rows = self._rows(tail, tree)
         shape = self._fit(rows)
-        self._forward.begin(rows, shape, self._memo, sampling)
+        self._forward.begin(rows, shape, self._memo, sampling, made)
         self._memo.commit(tail, rows.slots[: len(tail)])
         self._memo.remember(tree, rows.slots[len(tail) :])
         return shape

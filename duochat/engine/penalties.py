@@ -1,0 +1,92 @@
+"""What the text so far does to the logits of its next token: every lane changes them before all else. Pure.
+
+It depends on the path, so each node of a tree has its own. In this order, for a token with the logit l:
+- repetition (transformers' form of arXiv 1909.05858): l / r where l > 0, else l · r, if prompt or answer holds it;
+- frequency and presence (OpenAI's): l - f · n - p · [n > 0], for a token that the answer holds n times;
+- bias (OpenAI's): l + what was given for the token.
+Counts are added up before they meet a logit: so a row gives the same bits, whichever part of its path was committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from duochat.engine.lanes import Edge
+from duochat.engine.sampling import Sampling
+
+
+class Changes(NamedTuple):
+    """Of the logits of some rows: all rows share the tokens that may change."""
+
+    tokens: np.ndarray  # (k,) int64, ascending
+    divisors: np.ndarray  # (rows, k) float32
+    added: np.ndarray  # (rows, k) float32
+
+    def among(self, names: np.ndarray | None, size: int) -> Changes:
+        """For rows of `size` logits, of the tokens `names` in ascending order (None: their index); others go."""
+        places = self.tokens if names is None else names.searchsorted(self.tokens)
+        there = places < size
+        if names is not None:
+            there[there] = names[places[there]] == self.tokens[there]
+        return Changes(places[there], *(np.ascontiguousarray(part[:, there]) for part in self[1:]))
+
+
+def changes(context: Sequence[int], paths: Sequence[Sequence[int]], sampling: Sampling) -> Changes | None:
+    """For a row behind each path, the tokens from the context's end to it; None without a penalty."""
+    if not sampling.penalised:
+        return None
+    said, answer = _ids(sampling.said), _ids(context[sampling.start :])
+    along, bias = _ids([token for path in paths for token in path]), dict(sampling.logit_bias)
+    tokens = np.unique(np.concatenate([said, answer, along, _ids(bias)]))
+    counts = np.tile(np.bincount(tokens.searchsorted(answer), minlength=len(tokens)), (len(paths), 1))
+    np.add.at(counts, (np.repeat(np.arange(len(paths)), [len(path) for path in paths]), tokens.searchsorted(along)), 1)
+    held = counts > 0
+    added = -sampling.frequency_penalty * counts - sampling.presence_penalty * held
+    added[:, tokens.searchsorted(_ids(bias))] += list(bias.values())
+    held[:, tokens.searchsorted(said)] = True
+    divisors = np.where(held, sampling.repetition_penalty, 1)
+    return Changes(tokens, divisors.astype(np.float32), added.astype(np.float32))
+
+
+def changed(logits: Any, divisors: Any, added: Any) -> Any:
+    """Arrays or tensors of float32 that broadcast together."""
+    return logits.clip(min=0) / divisors + logits.clip(max=0) * divisors + added
+
+
+@contextmanager
+def penalised(row: np.ndarray, made: Changes | None, number: int) -> Iterator[np.ndarray]:
+    """Within, the row is changed as `made` says of the row of that number."""
+    if made is None:
+        yield row
+        return
+    before = row[made.tokens]
+    row[made.tokens] = changed(before, made.divisors[number], made.added[number])
+    try:
+        yield row
+    finally:
+        row[made.tokens] = before
+
+
+def paths(tree: Sequence[Edge]) -> list[list[int]]:
+    """Of the root and of each node."""
+    found: list[list[int]] = [[]]
+    for token, parent in tree:
+        found.append([*found[parent + 1], token])
+    return found
+
+
+def path(entry: Any, length: int) -> list[int]:
+    """The tokens from position `length` on that lead to a node of a tree, or to an entry of a cache."""
+    tokens = []
+    while entry is not None and entry.position >= length:
+        tokens.append(entry.token)
+        entry = entry.parent
+    return tokens[::-1]
+
+
+def _ids(tokens: Any) -> np.ndarray:
+    return np.fromiter(tokens, np.int64, len(tokens))

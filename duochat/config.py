@@ -141,6 +141,7 @@ class Settings:
     description: str = _setting("", _text)
     target_gib: float = _number(0.0, 0, 10_000, whole=False)  # memory that the target needs, KV cache included
     draft_gib: float = _number(0.0, 0, 10_000, whole=False)
+    agreement: float = _number(0.0, 0, 1, whole=False)  # how often the draft's first choice is the target's; 0: unknown
     chat_template: str = _setting("", _text)  # Jinja; "" = the target's own
 
     # The engine
@@ -194,7 +195,7 @@ class Settings:
 
 
 FIELDS: Mapping[str, Field[Any]] = {f.name: f for f in fields(Settings)}
-PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "chat_template")  # what a preset is about
+PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "agreement", "chat_template")  # of a preset
 
 
 def check(name: str, value: Any, most: int | None = None) -> Any:

@@ -302,6 +302,18 @@ def test_models_lists_the_presets(run, monkeypatch, tmp_path):
     assert json.loads(run("models", "--json")[1])["presets"][0]["name"] == "default"
 
 
+def test_models_tells_what_to_expect(run, monkeypatch, tmp_path):
+    from duochat.bench import forecast
+
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
+    told = forecast.Forecast(10.0, 17.0, 0.7, assumed=False)
+    default = config.load().target
+    monkeypatch.setattr(forecast, "of_pair", lambda pair: told if pair.target == default else None)
+    assert told.sentence not in run("models")[1]
+    assert run("models", "--forecast")[1].count(told.sentence) == 1
+    assert json.loads(run("models", "--forecast", "--json")[1])["forecasts"] == {default: told.to_dict()}
+
+
 # ---------------------------------------------------------------- processes
 
 

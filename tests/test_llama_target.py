@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes import Guessing, costs
+from fakes import EveryThird, Guessing, costs
 from toy_models import write_gguf
 
 from duochat import DuoChatError
@@ -26,6 +26,7 @@ GREEDY = Sampling()
 SETTINGS = [GREEDY, Sampling(temperature=0.7, seed=3), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01)]
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": ((9, 1.5),)}
 SETTINGS += [Sampling(**PENALTIES), Sampling(temperature=0.7, top_p=0.9, seed=3, **PENALTIES)]
+SETTINGS += [Sampling(grammar=EveryThird(600)), Sampling(1.0, top_k=40, grammar=EveryThird(600), **PENALTIES)]
 FAMILIES = ["llama", "qwen3", "gemma3", "qwen3moe"]
 NATIVE = ["Q4_0", "Q4_1", "Q8_0"]  # of llama: the lane in C
 

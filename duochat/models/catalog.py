@@ -45,7 +45,8 @@ def list_models() -> list[Entry]:
 
 def unfit(settings: Settings, memory: Memory) -> str:
     """Why a pair does not fit the memory, "" when it does."""
-    return short_of(settings.target_gib, settings.draft_gib, memory)
+    shared = settings.target.endswith(".gguf") and settings.backend != "torch"
+    return short_of(settings.target_gib, settings.draft_gib, memory, shared)
 
 
 def short_of(target: float, draft: float, memory: Memory, shared: bool = False) -> str:

@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Answer
-from duochat.engine.penalties import Changes, changed
+from duochat.engine.penalties import FORBIDDEN, Changes, changed
 from duochat.engine.pytorch import attention, choose, compiled, masks, memory
 from duochat.engine.pytorch.cache import SPARE, SlotCache
 from duochat.engine.pytorch.memo import Edge, Memo
@@ -205,10 +205,11 @@ class Forward:
 
     def begin(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling, made: Changes | None = None) -> None:
         """Send the rows and begin to compute what `answer` tells: a GPU is left at work. made: of the last rows."""
-        sent = made and [torch.from_numpy(part).to(self.device) for part in made]  # later it would wait for the rows
+        parts = [torch.from_numpy(part) for part in made or () if part is not None]
+        sent = [part.to(self.device) for part in parts]  # later it would wait for the rows
         self._start(rows, shape, memo, sampling)
         if sent:
-            self._penalise(*sent, shape)
+            self._penalise(shape, *sent)
         way = choose.way(sampling)
         self._play((way, shape.width, shape.kept), lambda: self._choose(way, shape))
 
@@ -256,10 +257,15 @@ class Forward:
         self._logits[: shape.kept].copy_(output.logits[0])
 
     @torch.no_grad()
-    def _penalise(self, tokens: torch.Tensor, divisors: torch.Tensor, added: torch.Tensor, shape: Shape) -> None:
+    def _penalise(
+        self, shape: Shape, tokens: torch.Tensor, divisors: torch.Tensor, added: torch.Tensor,
+        allowed: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Change the logits of the last rows where they stand, see `engine.penalties`."""
         rows = self._logits[shape.kept - len(added) : shape.kept]
         rows[:, tokens] = changed(rows[:, tokens], divisors, added)
+        if allowed is not None:
+            rows.masked_fill_(~allowed, float(FORBIDDEN))
 
     @torch.no_grad()
     def _choose(self, way: choose.Way, shape: Shape) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from duochat.engine.choosing import choose
+from duochat.engine.choosing import choose, kernel
 from duochat.engine.lanes import Cancelled, Candidates, Drafter, common
 from duochat.engine.llama.library import Llama
 from duochat.engine.llama.tree_cache import Entry, TreeCache
@@ -34,6 +34,7 @@ class LlamaDrafter(Drafter):
 
         Raises DuoChatError when the file is missing, is no usable model, or memory is short.
         """
+        kernel()
         self.candidates = candidates
         self.thread = ThreadPoolExecutor(1, "draft lane")
         self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)

@@ -22,7 +22,7 @@ from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
 from duochat.engine.llama.line_cache import LineCache
 from duochat.engine.llama.placing import place
-from duochat.engine.llama.sample import sample
+from duochat.engine.llama.sample import kernel, sample
 from duochat.engine.llama.tree_cache import Entry, TreeCache
 from duochat.engine.penalties import Changes, changes, paths, penalised
 from duochat.engine.sampling import Sampling
@@ -81,6 +81,7 @@ class LlamaTarget(Target):
         "host:port", whose devices count as GPUs.
         """
         path = Path(path)
+        kernel()
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH

@@ -18,6 +18,7 @@ from duochat.models import Progress, target_folder
 from duochat.models.files import Files
 from duochat.models.store import cache_dir
 
+SHORT = 128  # tokens that a draft begins with where the target waits for it: simulated, no task gains from more
 Lane = TypeVar("Lane", Drafter, Target)
 LLAMA = (
     "gpu_layers",
@@ -32,22 +33,23 @@ LLAMA = (
 
 def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
     """The draft in C where that fits the file and is quicker here, else on llama.cpp. Raises DuoChatError."""
-    from duochat.engine.llama.drafter import LlamaDrafter
-
     threads = 1 if settings.draft_threads == AUTO else settings.draft_threads
     length = min(settings.context_length, target.context_length)
     asked = (path, length, threads, settings.draft_vocabulary)
-    own = native.load(*asked)
+    drafter = _drafter(asked, native.load(*asked))
+    if target.shares_cores:
+        drafter.window = SHORT
+    return drafter
+
+
+def _drafter(asked: tuple[Any, ...], own: Drafter | None) -> Drafter:
+    from duochat.engine.llama.drafter import LlamaDrafter
+
+    load = lambda: LlamaDrafter(*asked[:3], vocabulary=asked[3])  # noqa: E731
     if own is None:
-        return LlamaDrafter(*asked[:3], vocabulary=asked[3])
-    about = [*asked, path.stat().st_mtime_ns, own.describe()]
-    return _quicker(
-        "drafter",
-        about,
-        own,
-        lambda: LlamaDrafter(*asked[:3], vocabulary=asked[3]),
-        lambda drafter: drafter.measure((1,), threads)[1],
-    )
+        return load()
+    about = [*asked, asked[0].stat().st_mtime_ns, own.describe()]
+    return _quicker("drafter", about, own, load, lambda drafter: drafter.measure((1,), asked[2])[1])
 
 
 def _quicker(

@@ -308,7 +308,7 @@ def test_next_turn_reuses_the_cache(draft, monkeypatch):
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=5)], ids=["greedy", "T=1"])
 def test_a_long_context_is_begun_near_its_end(draft, alone, rows, monkeypatch, sampling):
-    monkeypatch.setattr(LlamaDrafter, "WINDOW", 100)
+    monkeypatch.setattr(LlamaDrafter, "window", 100)
     context = [int(t) for t in np.random.default_rng(4).integers(VOCABULARY, size=250)]
     decoded = recorded(draft, monkeypatch)
 
@@ -500,7 +500,7 @@ def test_an_unknown_architecture(tmp_path):
 
 
 def test_a_conversation_beyond_the_cache(draft, monkeypatch):
-    monkeypatch.setattr(LlamaDrafter, "WINDOW", 10**6)
+    monkeypatch.setattr(LlamaDrafter, "window", 10**6)
     context = [1] * (256 + 1024 + 1)
     with pytest.raises(DuoChatError, match="context_length"):
         draft.expand(context, [root_of(context)], GREEDY, never)

@@ -314,7 +314,7 @@ def test_a_tree_that_fills_the_cache_is_begun_anew(toys):
 
 
 def test_a_long_context_is_begun_near_its_end(draft, monkeypatch):
-    monkeypatch.setattr(NativeDrafter, "WINDOW", 100)
+    monkeypatch.setattr(NativeDrafter, "window", 100)
     tokens = np.random.default_rng(0).integers(VOCABULARY, size=800).tolist()
     seen = decoded(draft, monkeypatch)
 

@@ -79,6 +79,7 @@ class Drafter(Protocol):
     candidates: int  # of a node, at most
     most_nodes: int  # of one `expand`
     vocabulary: int  # token ids are below this
+    window: int  # tokens of a long context that it begins with
     thread: Executor
 
     def expand(

@@ -33,7 +33,7 @@ class Schedule:
     @property
     def target_threads(self) -> int:
         """The target's next forward has so many, on the CPU; 0 = it has a device of its own."""
-        return self.costs.target_threads
+        return self.costs.crew.now
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -299,7 +299,7 @@ class Best(Schedule):
 
     @property
     def target_threads(self) -> int:
-        return (self.whole if self.reason else self.costs).target_threads
+        return (self.whole if self.reason else self.costs).crew.now
 
     def _vain(self) -> str:
         """Why no draft can be worth a wait, where each costs one: not even a sure token's first child."""

@@ -25,7 +25,7 @@ class LlamaDrafter(Drafter):
     """A GGUF model that drafts. One thread at a time, `interrupt` apart. Takes no GPU memory."""
 
     most_nodes = MAX_NODES
-    WINDOW = 512  # tokens of a long context that it begins with: the target verifies whatever is drafted
+    window = 512  # tokens of a long context that it begins with: the target verifies whatever is drafted
 
     def __init__(
         self, path: Path, context_length: int, threads: int, candidates: int = 8, vocabulary: int | str = "auto"
@@ -94,9 +94,9 @@ class LlamaDrafter(Drafter):
         """The part of the context that it reads: all that it holds, or the end where much is missing."""
         seen = context[self._start :]
         missing = len(seen) - common(self._cache.tokens, seen)
-        short = self._start > 0 and len(seen) < self.WINDOW // 2
-        if short or missing > self.WINDOW:
-            self._start = max(0, len(context) - self.WINDOW)
+        short = self._start > 0 and len(seen) < self.window // 2
+        if short or missing > self.window:
+            self._start = max(0, len(context) - self.window)
         return context[self._start :]
 
     def _find(self, node: Node, root: Entry) -> Entry:

@@ -5,11 +5,8 @@ Measured once for each kind of file, and remembered by library, processor and co
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from duochat.engine.llama import devices, loading, probe
 from duochat.engine.llama.probe import OUTER, Shape
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.sampling import Sampling
-from duochat.models.store import cache_dir
+from duochat.models.store import recalled
 
 ROOM = 192 * 2**20  # bytes of layers, and of output, that are pretended: past every cache
 CONTEXT = 256  # tokens
@@ -106,11 +103,4 @@ def _load(lane: Lane, shape: Shape, kinds: Mapping[str, str], path: Path) -> Lla
 
 def _remembered(what: object, find: Callable[[], dict[int, float]]) -> dict[int, float]:
     about = (what, probe.identity(), available_cores(), [device.title for device in devices.gpus()])
-    note = cache_dir() / "probes" / f"speed-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
-    with suppress(OSError, ValueError):
-        return {int(width): seconds for width, seconds in json.loads(note.read_text()).items()}
-    found = find()
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(found))
-    return found
+    return {int(width): seconds for width, seconds in recalled("speed", about, find).items()}

@@ -50,7 +50,7 @@ class NativeDrafter(Drafter):
     """A small draft in a GGUF file, read by native.c. One thread at a time, `interrupt` apart."""
 
     most_nodes = 32
-    WINDOW = 512  # tokens of a long context that it begins with
+    window = 512  # tokens of a long context that it begins with
 
     def __init__(
         self, path: Path, context_length: int, threads: int, vocabulary: int | str = "auto", candidates: int = 8
@@ -118,9 +118,9 @@ class NativeDrafter(Drafter):
         self._cut(common(self._tokens, context[self._start :]))
         self._advance(context)
         seen, missing = len(context) - self._start, len(context) - 1 - self._root.position
-        short = self._start > 0 and seen < self.WINDOW // 2
-        if missing > self.WINDOW or seen > self._length or short:
-            self._restart(max(0, len(context) - self.WINDOW))
+        short = self._start > 0 and seen < self.window // 2
+        if missing > self.window or seen > self._length or short:
+            self._restart(max(0, len(context) - self.window))
         if self._root.position < len(context) - 1:
             self._drop_tree()
         while (done := self._root.position + 1) < len(context) - CHUNK:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from duochat import DuoChatError
 from duochat.engine import kernels
-from duochat.models.store import cache_dir
+from duochat.models.store import recalled
 
 ROOT = Path(__file__).resolve().parents[3]
 FATAL = {-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")}
@@ -60,16 +60,14 @@ def rebuild(*options: str) -> str:
 
 @cache
 def _found() -> str:
-    store = cache_dir() / "probes" / f"{identity()}.txt"
-    try:
-        if (known := store.read_text()) in (LIVES, PLAIN_ONLY, DIES):
-            return known
-    except OSError:
-        pass
-    found, sure = _ask()
-    if sure:
-        _remember(store, found)
-    return found
+    """What is sure is remembered."""
+    asked = []
+
+    def sure() -> str | None:
+        asked.append(_ask())
+        return asked[0][0] if asked[0][1] else None
+
+    return recalled("llama.cpp", identity(), sure) or asked[0][0]
 
 
 def _ask() -> tuple[str, bool]:
@@ -90,14 +88,6 @@ def _run(way: str) -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 1
     return done.returncode
-
-
-def _remember(store: Path, found: str) -> None:
-    try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(found)
-    except OSError:  # a cache that cannot be written: the next start asks again
-        pass
 
 
 def identity() -> str:

@@ -91,19 +91,7 @@ class LlamaTarget(Target):
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
         found = place(path, cells, gpu_layers, devices, rpc)
-        keys, values = ("f16", "f16" if found.gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
-        options = Options(
-            role="target",
-            sequences=MOST_NODES + 3,
-            unit=BATCH,
-            fused=True if not found.gpu_layers else flash_attention,
-            keys=keys,
-            values=values,
-            gpu_layers=found.gpu_layers,
-            devices=tuple(devices),
-            split=tuple(split),
-            tensor_overrides=tuple(tensor_overrides),
-        )
+        options = _options(found.gpu_layers, devices, split, tensor_overrides, flash_attention, cache_type)
         llama = Llama(path, cells, threads, options=options)
         llama.set_threads(threads, prompt_threads)
         target = cls(llama, context_length, reproducible)
@@ -209,6 +197,29 @@ class LlamaTarget(Target):
     def close(self) -> None:
         """See `lanes.Target.close`."""
         self._llama.close()
+
+
+def _options(
+    gpu_layers: int,
+    devices: Sequence[str],
+    split: Sequence[float],
+    tensor_overrides: Sequence[str],
+    flash_attention: bool | None,
+    cache_type: str,
+) -> Options:
+    keys, values = ("f16", "f16" if gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
+    return Options(
+        role="target",
+        sequences=MOST_NODES + 3,
+        unit=BATCH,
+        fused=True if not gpu_layers else flash_attention,
+        keys=keys,
+        values=values,
+        gpu_layers=gpu_layers,
+        devices=tuple(devices),
+        split=tuple(split),
+        tensor_overrides=tuple(tensor_overrides),
+    )
 
 
 def _on_cpu(llama: Llama) -> bool:

@@ -16,18 +16,17 @@ from duochat import DuoChatError  # noqa: E402
 from duochat.distill import distill, gguf_file  # noqa: E402
 from duochat.distill.evaluate import Answered, agreement  # noqa: E402
 from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: E402
+from duochat.distill.texts import TAUGHT, WINDOW, Text, Texts  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
-    WINDOW,
     Head,
     Plan,
     Student,
-    Texts,
     Trainer,
     orthogonal,
     q4_0,
     share_of_rate,
 )
-from duochat.distill.writing import ANSWER, TAUGHT, Format, Row, Text, Writer, best, plan  # noqa: E402
+from duochat.distill.writing import ANSWER, Format, Row, Writer, best, plan  # noqa: E402
 from duochat.models.trim import RANKING  # noqa: E402
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
@@ -356,7 +355,7 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     runner = llama_cpp.Llama(str(tmp_path / "draft.gguf"), n_ctx=64, n_threads=1, verbose=False)
     assert runner.eval([5, 6, 7]) is None
     ranked = gguf_file.Source.open(tmp_path / "draft.gguf").header.metadata[RANKING]
-    counts = np.load(work / "answer-token-counts.npy")
+    counts = np.load(work / "answer-token-counts-0.npy")
     assert counts[ranked].tolist() == sorted(counts.tolist(), reverse=True)[:40]
     distill.main(_arguments(*options[:-1], 0.2))
     again = json.loads((work / "report.json").read_text())

@@ -181,7 +181,7 @@ def test_greedy_answers_are_the_argmax_of_the_target(target_file):
 
 @pytest.mark.parametrize("vocab", [40, 300, 1280])
 def test_the_best_of_a_row_are_those_of_a_sort(vocab):
-    logits = torch.randn(50, vocab)
+    logits = torch.rand(50, vocab).argsort(-1).float()  # no two alike in a row
     tokens, values = best(logits, 64)
     expected = logits.sort(-1, descending=True)
     assert torch.equal(tokens, expected.indices[:, :64])
@@ -336,6 +336,12 @@ def _arguments(*words: object) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     distill.add_arguments(parser)
     return parser.parse_args([str(word) for word in words])
+
+
+def test_a_student_that_does_not_fit_is_refused_before_the_work(target_file, tmp_path):
+    with pytest.raises(DuoChatError, match="48x1 does not fit"):
+        distill.main(_arguments("--target", target_file, "--out", tmp_path / "draft.gguf", "--students", "64x1,48x1"))
+    assert not list((tmp_path / "draft.work").iterdir())
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -154,7 +155,8 @@ class Worker:
             torch._dynamo.config.suppress_errors = True  # an uncompiled run is better than none
             torch._dynamo.config.recompile_limit = 64
         self.batch_tokens = args.batch_tokens or (49152 if cuda else 1024)
-        self.report: dict = {"worker": self.id, "device": _device_name(self.device), "students": {}}
+        name = torch.cuda.get_device_name(self.device) if cuda else "cpu"
+        self.report: dict = {"worker": self.id, "device": name, "students": {}}
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
@@ -188,17 +190,17 @@ class Worker:
         until = time.monotonic() + max(0, seconds - (time.time() - self.began))
         made = len(list(self.work.glob(f"text-{self.id}-*.npz")))
         seed = self.args.seed + 1000 * self.id + made
-        total, began = 0, time.monotonic()
-        for number, text in enumerate(
-            written(self.target, self.source, self._batches(), seed, until, self.compiled), start=made
-        ):
-            text.save(self.work / f"text-{self.id}-{number:04d}.npz")
-            total += text.tokens.size
-            speed = total / (time.monotonic() - began)
-            self._say(
-                "text %.2f M tokens  %.0f tokens/s  %.0f %% answers", total / 1e6, speed, text.answers.mean() * 100
-            )
-        self.report["text_tokens_per_s"] = round(total / (time.monotonic() - began))
+        texts = written(self.target, self.source, self._batches(), seed, until, self.compiled)
+        total, began, saved = 0, time.monotonic(), []
+        with ThreadPoolExecutor(1) as disk:  # the device writes on meanwhile
+            for number, text in enumerate(texts, start=made):
+                saved.append(disk.submit(text.save, self.work / f"text-{self.id}-{number:04d}.npz"))
+                total += text.tokens.size
+                speed, share = total / (time.monotonic() - began), text.answers.mean() * 100
+                self._say("text %.2f M tokens  %.0f tokens/s  %.0f %% answers", total / 1e6, speed, share)
+        for one in saved:
+            one.result()
+        self.report["text_tokens_per_s"] = round(speed)
         done.touch()
 
     def _batches(self) -> list[tuple[int, int, float]]:
@@ -334,10 +336,6 @@ class Worker:
             self._say("%s %s %s", name, kind, figures[kind]["mean"])
         _write_json(self.work / f"report-{self.id}.json", self.report)
         self._export(student, "f16", f"{name}.f16.gguf", frequent)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _parsed(batches: str) -> list[tuple[int, int, float]]:

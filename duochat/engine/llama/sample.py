@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,8 @@ import numpy as np
 
 from duochat import DuoChatError
 from duochat.engine import kernels
+from duochat.engine.lanes import Answer, Edge
+from duochat.engine.penalties import Changes, penalised
 from duochat.engine.sampling import Sampling, key
 
 OPTIONS = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")  # so loops are vectors
@@ -41,6 +43,27 @@ def sample(row: np.ndarray, position: int, sampling: Sampling, asked: Sequence[i
     if token < 0:
         raise DuoChatError("The target's logits are no numbers, or memory is short: fetch the model again.")
     return token, [*probs]
+
+
+def answer(
+    rows: Iterable[np.ndarray], position: int, tree: Sequence[Edge], sampling: Sampling, made: Changes | None
+) -> Answer:
+    """What the target says of a tree. rows: logits after its root and after each node, in this order, each good until
+    the next. position: of the token after the root. made: what penalties do to the rows."""
+    below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
+    places = [position]
+    for node, (_, parent) in enumerate(tree):
+        below[parent + 1].append(node)
+        places.append(places[parent + 1] + 1)
+    told = Answer([], [], [0.0] * len(tree))
+    for number, (row, nodes) in enumerate(zip(rows, below, strict=True)):
+        with penalised(row, made, number) as changed:
+            token, probs = sample(changed, places[number], sampling, [tree[node][0] for node in nodes])
+        told.tokens.append(token)
+        told.probs.append(probs[0])
+        for node, prob in zip(nodes, probs[1:], strict=True):
+            told.node_probs[node] = prob
+    return told
 
 
 @cache

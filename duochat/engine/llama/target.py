@@ -22,9 +22,9 @@ from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
 from duochat.engine.llama.line_cache import LineCache
 from duochat.engine.llama.placing import place
-from duochat.engine.llama.sample import kernel, sample
+from duochat.engine.llama.sample import answer, kernel
 from duochat.engine.llama.tree_cache import Entry, TreeCache
-from duochat.engine.penalties import Changes, changes, paths, penalised
+from duochat.engine.penalties import Changes, changes, paths
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf
 
@@ -130,19 +130,8 @@ class LlamaTarget(Target):
         """entries: the root's and the nodes'. rows: the entry of each row of logits."""
         logits = self._llama.logits(len(rows))
         place = {entry: row for row, entry in enumerate(rows)}
-        below: list[list[int]] = [[] for _ in entries]
-        for node, (_, parent) in enumerate(tree):
-            below[parent + 1].append(node)
-        answer = Answer([], [], [0.0] * len(tree))
-        for number, (entry, nodes) in enumerate(zip(entries, below, strict=True)):
-            asked = [tree[node][0] for node in nodes]
-            with penalised(logits[place[entry]], made, number) as row:
-                token, probs = sample(row, entry.position + 1, sampling, asked)
-            answer.tokens.append(token)
-            answer.probs.append(probs[0])
-            for node, prob in zip(nodes, probs[1:], strict=True):
-                answer.node_probs[node] = prob
-        return answer
+        ordered = (logits[place[entry]] for entry in entries)
+        return answer(ordered, entries[0].position + 1, tree, sampling, made)
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""

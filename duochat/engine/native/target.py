@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, common
-from duochat.engine.llama.sample import sample
+from duochat.engine.llama.sample import answer
 from duochat.engine.native.library import MOST, Native
-from duochat.engine.penalties import changes, paths, penalised
+from duochat.engine.penalties import changes, paths
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf, tokenizer
 
@@ -78,24 +78,14 @@ class NativeTarget(Target):
     def _sample(self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling) -> Answer:
         first = len(context)  # the cell of the tree's first node
         nodes = [(context[-1], first - 1, first - 1, first - 2, 1)]
-        asked: list[list[int]] = [[] for _ in range(len(tree) + 1)]
         for i, (token, parent) in enumerate(tree):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
-            asked[parent + 1].append(i)
-        answer, made = Answer([], [], [0.0] * len(tree)), changes(context, paths(tree), sampling)
-        for start in range(0, len(nodes), MOST):
-            part = nodes[start : start + MOST]
-            for number, logits in enumerate(self._native.logits(part, self._threads), start):
-                below = asked[number]
-                with penalised(logits, made, number) as row:
-                    token, probs = sample(row, nodes[number][1] + 1, sampling, [tree[i][0] for i in below])
-                answer.tokens.append(token)
-                answer.probs.append(probs[0])
-                for i, prob in zip(below, probs[1:], strict=True):
-                    answer.node_probs[i] = prob
+        parts = (nodes[start : start + MOST] for start in range(0, len(nodes), MOST))
+        rows = (row for part in parts for row in self._native.logits(part, self._threads))
+        told = answer(rows, first, tree, sampling, changes(context, paths(tree), sampling))
         self._tokens.append(context[-1])
         self._tree = {(parent, token): cell for token, _, cell, parent, _ in nodes[1:]}
-        return answer
+        return told
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

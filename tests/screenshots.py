@@ -55,6 +55,10 @@ def take(browser: Browser, url: str, folder: Path, look: str) -> None:
         page.keyboard.press("Alt+s")
         shoot(page, folder / f"settings-{look}.png")
         page.keyboard.press("Alt+s")
+        page.locator(".dc-chip").click()
+        page.wait_for_selector(".dc-more", timeout=60_000)
+        shoot(page, folder / f"models-{look}.png")
+        page.keyboard.press("Escape")
     for tab in ("Race", "Learn", "Hardware"):
         page.get_by_role("tab", name=tab).click()
         shoot(page, folder / f"{tab.lower()}-{look}.png")

@@ -220,32 +220,9 @@ def test_an_own_prompt_becomes_a_lesson_with_this_machines_costs():
 # -- hardware --------------------------------------------------------------------------------------------------------
 
 
-def test_the_chosen_point_and_its_budget():
-    assert hardware.chosen(COSTS) == {"threads": 2, "target": 0.05, "draft": 0.01, "c": pytest.approx(0.2), "budget": 5}
-    assert hardware.chosen({})["budget"] is None
-
-
-def test_the_words_hold_the_arithmetic():
-    assert "5.0 tokens" in hardware.summary(COSTS)
-    assert "2 threads" in hardware.summary(COSTS)
-    assert "Measure again" in hardware.summary({})
-
-
-def test_the_devices_are_told_in_words_and_escaped():
-    told = hardware.facts({"target_device": "<b>", "target_weight_bytes": 651306240, "target_graphs": False})
-    assert "0.65 GB" in told
-    assert "&lt;b&gt;" in told
-    assert "graphs" not in told
-
-
-def test_the_table_has_the_same_data_as_the_plots():
-    traces = [trace for figure in hardware.figures(COSTS) for trace in figure.data]
-    plotted = [(x, round(y, 3)) for trace in traces for x, y in zip(trace.x, trace.y, strict=True)]
-    rows = [(int(size.split()[0]), ms) for _, size, ms, _ in hardware.rows(COSTS)]
-    assert rows[: len(plotted)] == plotted
-    assert len(rows) == 8
-
-
-def test_tables_escape_what_they_show():
-    assert "<b>" not in hardware.html_table(("a",), [["<b>"]])
-    assert hardware.html_table(("a",), []) == ""
+def test_the_curves_and_the_devices_are_told_in_words():
+    known = hardware.Hardware(SimulatedEngine(PROSE)).look({})
+    assert known["curves"] == {"target": [], "draft": [], "sweep": []}
+    assert hardware.table(COSTS)["target"] == [(1, 0.05), (8, 0.0535), (16, 0.06)]
+    told = hardware.facts({"target_device": "CPU", "target_weight_bytes": 651306240, "target_graphs": False})
+    assert told == {"Target on": "CPU", "its weights": "0.65 GB"}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fakes import Guessing, costs
+from fakes import EveryThird, Guessing, costs
 from toy_models import write_gguf
 
 from duochat import DuoChatError
@@ -14,7 +14,7 @@ from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled
 from duochat.engine.llama import devices, sample, widths
 from duochat.engine.llama.placing import Place, place
-from duochat.engine.llama.target import LlamaTarget
+from duochat.engine.llama.target import STEPS, LlamaTarget
 from duochat.engine.native import NativeTarget, unfit
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf as gguf_header
@@ -26,6 +26,7 @@ GREEDY = Sampling()
 SETTINGS = [GREEDY, Sampling(temperature=0.7, seed=3), Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01)]
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": ((9, 1.5),)}
 SETTINGS += [Sampling(**PENALTIES), Sampling(temperature=0.7, top_p=0.9, seed=3, **PENALTIES)]
+SETTINGS += [Sampling(grammar=EveryThird(600)), Sampling(1.0, top_k=40, grammar=EveryThird(600), **PENALTIES)]
 FAMILIES = ["llama", "qwen3", "gemma3", "qwen3moe"]
 NATIVE = ["Q4_0", "Q4_1", "Q8_0"]  # of llama: the lane in C
 
@@ -300,8 +301,8 @@ def test_no_forward_is_wider_than_rows_agree(load, alone, monkeypatch):
 def test_widths_are_measured_once(load, monkeypatch, tmp_path):
     monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
     load("llama")
-    (store,) = (tmp_path / "probes").glob("widths-*")
-    store.write_text("1 4")
+    (store,) = (tmp_path / "facts").glob("widths-*")
+    store.write_text("[1, 4]")
     assert load("llama").most_nodes == 3
     store.write_text("nonsense")
     assert load("llama").most_nodes == 63
@@ -355,6 +356,19 @@ def test_it_says_what_it_is(load, files):
     assert (target.vocabulary, target.context_length, target.shares_cores) == (600, 250, True)
     assert LlamaTarget.load(files["llama"], 10**6).context_length == 256  # as many as it was trained on
     assert target.measure((1, 2, 4, 65), 40).keys() == {1, 2, 4}
+
+
+def test_forwards_of_few_widths(load, alone, monkeypatch):
+    """As on a GPU: filled up with rows that nobody asked for, which change nothing."""
+    target, alone, rows = load("llama"), alone("llama"), []
+    target._steps = STEPS
+    fill = target._llama._batch.fill
+    monkeypatch.setattr(target._llama._batch, "fill", lambda *a: (rows.append(len(a[3]) or len(a[0])), fill(*a)))
+    context = prompt(20)
+    for tree in [(), [(3, -1)], [(3, -1), (4, 0), (5, 0)], [(3, -1), (4, 0), (5, 1), (6, -1)], ()]:
+        context.append(check(target, alone, context, tree).tokens[0])
+        assert rows[-1] == (16 if tree else 1)
+    assert target.measure((1, 2, 4, 64), 40).keys() == {1, 2, 16, 17, 32}
 
 
 def test_a_model_in_parts(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import EveryThird
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -242,6 +243,7 @@ def pairs(toys):
 SAMPLINGS = [GREEDY, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.6, seed=4)]
 PENALTIES = {"repetition_penalty": 1.6, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((9, 3.0),)}
 SAMPLINGS += [Sampling(**PENALTIES), Sampling(temperature=0.8, seed=3, **PENALTIES)]
+SAMPLINGS += [Sampling(grammar=EveryThird(VOCABULARY)), Sampling(temperature=1.0, grammar=EveryThird(VOCABULARY - 9))]
 EVENT = st.tuples(
     st.sampled_from(["expand"] * 5 + ["advance", "leave", "shorten", "cancel"]),
     st.integers(0, 2**20),

@@ -441,7 +441,7 @@ def test_speculation_that_pauses_says_why(page: Page) -> None:
 
 def test_context_meter_and_figures(page: Page) -> None:
     send(page, "Hello LONG")
-    expect(page.locator(".dc-numbers")).to_contain_text(re.compile(r"tok/s.*α.*τ.*first token"), timeout=WAIT)
+    expect(page.locator(".dc-numbers")).to_contain_text(re.compile(r"tok/s.*first token"), timeout=WAIT)
     meter = page.get_by_role("meter", name="Context used")
     expect(meter).to_have_attribute("aria-valuemax", "4096")
     assert int(meter.get_attribute("aria-valuenow") or 0) > 0

@@ -97,7 +97,7 @@ def test_text_files_come_into_the_message(page: Page, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.bin"
     good.write_text("x = '```'\n")
     bad.write_bytes(b"\0\1\2")
-    page.get_by_label("Text files").set_input_files([good, bad])
+    page.get_by_label("Text files", exact=True).set_input_files([good, bad])
     box = page.locator(".dc-composer textarea")
     expect(box).to_have_value("good.py\n````py\nx = '```'\n````\n")
     expect(page.locator(".dc-toast")).to_contain_text("bad.bin holds no text")
@@ -127,7 +127,7 @@ def test_a_chat_is_pinned_and_filed(page: Page) -> None:
     expect(page.locator(".dc-list h3").first).to_have_text("Pinned")
     expect(page.locator(".dc-list li").first).to_contain_text("Older chat")
     choose("Into a folder")
-    page.get_by_label("Folder").fill("Work")
+    page.get_by_role("combobox", name="Folder").fill("Work")
     page.keyboard.press("Enter")
     expect(page.locator(".dc-list h3").first).to_have_text("Work")
     page.reload()
@@ -185,7 +185,7 @@ def test_another_version_has_another_seed_unless_it_is_pinned(page: Page) -> Non
     answered(page)
     seeds = []
     for pinned in (True, False):
-        page.get_by_label("Keep the seed").set_checked(pinned, force=True)
+        page.locator("#pinned input").evaluate("(box, on) => box.checked === on || box.click()", pinned)
         hovered(page, "theirs", "Answer again")
         expect(page.locator(".dc-versions")).to_contain_text(f"{len(seeds) + 2}/", timeout=WAIT)
         answered(page)

@@ -618,14 +618,11 @@ def test_what_was_measured_last_is_shown() -> None:
             type(self).hardware = {"costs": {"target": {"1": 0.05}, "draft": {"1": 0.01}, "threads": 1}}
             return self.hardware
 
-    import gradio
-
-    with gradio.Blocks() as blocks:
-        look, _ = hardware.build(Measured())
-    assert "10.0 tokens" in look()[0]
-    measure = next(f.fn for f in blocks.fns.values())
-    assert "5.0 tokens" in measure()[0]
-    assert "5.0 tokens" in look()[0]
+    known = hardware.Hardware(Measured())
+    assert known.look({})["curves"]["target"] == [(1, 0.1)]
+    known.measure({})
+    until(lambda: not known.look({})["measuring"])
+    assert hardware.Hardware(Measured()).look({})["curves"]["target"] == [(1, 0.05)]
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,12 @@ import pytest
 
 pytest.importorskip("gradio")
 pytest.importorskip("playwright")
+import psutil
 from browsing import Server, send, visit
+from fake_engine import ANSWER
 from playwright.sync_api import Browser
+
+from duochat.app.store import Store
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 WATCH_FRAMES = """() => {
@@ -91,3 +95,119 @@ def test_a_watching_page_slows_the_lanes_little(browser: Browser, tmp_path: Path
         running.stop()
     print(json.dumps({"open_to_closed": [round(r, 3) for r in ratios]}))
     assert max(ratios) >= 0.9
+
+
+SCRIPTS = {"FunctionCall", "FireAnimationFrame", "TimerFire", "EventDispatch", "RunMicrotasks", "v8.callFunction"}
+WATCH_KEYS = """() => {
+  window.delays = [];
+  new PerformanceObserver((list) => {
+    for (const e of list.getEntries()) if (e.name === "keydown") delays.push(e.duration);
+  }).observe({ type: "event", durationThreshold: 16 });
+}"""
+
+
+def script_times(trace: dict) -> list[float]:
+    """Milliseconds of script in each sixtieth of a second that had some, of the page's busiest thread."""
+    threads: dict[tuple[int, int], list[dict]] = {}
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event["name"] in SCRIPTS:
+            threads.setdefault((event["pid"], event["tid"]), []).append(event)
+    frames: dict[int, float] = {}
+    end = 0.0
+    for event in sorted(max(threads.values(), key=lambda t: sum(e.get("dur", 0) for e in t)), key=lambda e: e["ts"]):
+        if event["ts"] >= end:  # else it is part of the one before
+            end = event["ts"] + event.get("dur", 0)
+            frame = event["ts"] // 16667
+            frames[frame] = frames.get(frame, 0.0) + event.get("dur", 0) / 1000
+    return list(frames.values())
+
+
+def late(values: list[float]) -> float:
+    """The 99th percentile."""
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
+def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
+    """Of one frame in a hundred the scripts may take over 8 ms, and a key over 50 ms."""
+    running = Server(tmp_path / "c.db", "--rate", "500").start()
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    try:
+        visit(page, running.url)
+        page.evaluate(WATCH_KEYS)
+        kinds = ["devtools.timeline", "v8.execute", "disabled-by-default-devtools.timeline"]
+        browser.start_tracing(page=page, categories=kinds)
+        send(page, "LONG")
+        page.wait_for_selector(".dc-message.live")
+        typed = 0
+        while page.evaluate("document.body.classList.contains('dc-busy')"):
+            page.locator(".dc-composer textarea").press("a")
+            page.wait_for_timeout(40)
+            typed += 1
+        scripts = script_times(json.loads(browser.stop_tracing()))
+        delays = page.evaluate("delays")
+        shown = page.evaluate("duochat.picture_.picture.answer.tokens.length")
+    finally:
+        page.close()
+        running.stop()
+    keys = [0.0] * max(0, typed - len(delays)) + delays
+    told = {"tokens": shown, "keys": typed, "key_ms": late(keys), "script_ms": round(late(scripts), 2)}
+    print(json.dumps(told))
+    assert shown == 4000
+    assert late(keys) <= 50
+    assert late(scripts) <= 8
+
+
+def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Path) -> None:
+    """At 500 tokens/s the page's process takes at most a twentieth of a core more while somebody looks."""
+    running = Server(tmp_path / "c.db", "--rate", "500").start()
+    process = psutil.Process(running.process.pid)
+
+    def share(seconds: float) -> float:
+        before = sum(process.cpu_times()[:2])
+        time.sleep(seconds)
+        return (sum(process.cpu_times()[:2]) - before) / seconds
+
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    try:
+        visit(page, running.url)
+        send(page, "LONG")
+        page.wait_for_selector(".dc-message.live .dc-block")
+        opened = share(3)
+        page.close()
+        time.sleep(0.5)
+        closed = share(2.5)
+    finally:
+        running.stop()
+    print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3)}))
+    assert opened - closed <= 0.05
+
+
+def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) -> None:
+    store = Store(tmp_path / "c.db")
+    conversation, parent = store.create({}, "Long talk").id, None
+    for turn in range(200):
+        asked = store.add(conversation, parent, "user", f"Question {turn}")
+        parent = store.add(conversation, asked.id, "assistant", ANSWER, {"finish": "stop"}).id
+    store.close()
+    running = Server(tmp_path / "c.db").start()
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    took = []
+    try:
+        visit(page, running.url)
+        for _ in range(3):
+            took.append(
+                page.evaluate("""async () => {
+              const begun = performance.now();
+              document.querySelector(".dc-list a").click();
+              while (document.querySelectorAll(".dc-message").length < 400) await new Promise(requestAnimationFrame);
+              await new Promise(requestAnimationFrame);
+              return performance.now() - begun;
+            }""")
+            )
+            page.keyboard.press("Alt+n")
+            page.wait_for_selector(".dc-empty")
+    finally:
+        page.close()
+        running.stop()
+    print(json.dumps({"ms": [round(ms) for ms in took]}))
+    assert min(took) <= 1000

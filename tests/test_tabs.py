@@ -37,9 +37,8 @@ def address():
             race.build(page.part, engine)
         with gr.Tab("Learn"):
             learn.build(page.part, engine)
-        with gr.Tab("Hardware") as tab:
-            look, filled = hardware.build(engine)
-        tab.select(look, None, filled)
+        with gr.Tab("Hardware"):
+            hardware.build(page.part, engine)
     css, script = assets.picture()
     head = f"<style>{css}</style><script>{script}</script>"
     _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)
@@ -103,7 +102,9 @@ def test_a_lesson_on_the_users_own_prompt(page):
 def test_measuring_again_fills_plot_and_table(page):
     page.click("button[role=tab]:has-text('Hardware')")
     page.click("#measure")
-    page.wait_for_selector("#hardware-plots .js-plotly-plot")
+    page.wait_for_selector("#hardware-plots .dp-curve-draft circle >> nth=1")
+    assert page.locator("#hardware-plots text", has_text="60 ms").count() == 1
+    page.wait_for_selector(".dp-load:has-text('Processor now')")
     page.wait_for_selector("#hardware-summary :text('5.0 tokens')")
     page.click("#hardware-table summary")
     page.wait_for_selector("#hardware-table td")

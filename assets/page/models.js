@@ -67,18 +67,26 @@
       );
     }
 
-    /** Ready pairs under the memory that they need, what fits first. */
+    /** Ready pairs under the memory that they need; what is too large for this machine is folded. */
     classes(pairs) {
       const most = (p) => CLASSES.find((gib) => p.target_gib + p.draft_gib <= gib);
-      return CLASSES.flatMap((gib) => {
-        const among = pairs.filter((p) => most(p) === gib);
+      const unfit = pairs.filter((p) => !p.fits).map((p) => this.pair(p, null));
+      const fold = make(
+        "details.dc-more",
+        {},
+        make("summary", {}, `Too large for this machine: ${unfit.length}`),
+        ...unfit,
+      );
+      const fit = CLASSES.flatMap((gib) => {
+        const among = pairs.filter((p) => p.fits && most(p) === gib);
         const words = gib === Infinity ? "More" : `Up to ${gib} GiB of memory`;
         return among.length ? [make("h4", {}, words), ...among.map((p) => this.pair(p, this.loading(p)))] : [];
       });
+      return unfit.length ? [...fit, fold] : fit;
     }
 
     loading(p) {
-      return p.fits ? press("Load", () => this.use(p), ".dc-primary") : null;
+      return press("Load", () => this.use(p), ".dc-primary");
     }
 
     pair(p, act) {
@@ -93,7 +101,7 @@
 
     /** A model on this disk; its drafts, the best first, are there to choose from. */
     model(m) {
-      const about = [`${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]];
+      const about = [m.source, `${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]];
       const rows = new Map(m.drafts.map((d) => [d.reference, d]));
       const told = make("p.dc-facts");
       const tell = (reference) => (told.textContent = forecast(rows.get(reference)?.forecast)?.textContent || "");
@@ -107,12 +115,19 @@
       if (drafted) tell(choice.value);
       return this.row(
         m,
-        m.fits ? press(drafted ? "Load" : "Load without a draft", load, ".dc-primary") : null,
+        m.fits ? press(drafted ? "Load" : "Load alone", load, drafted ? ".dc-primary" : ".dc-text") : null,
         m.name,
-        ` ${m.source}`,
+        drafted ? "" : " without a draft",
         [
           facts(...about),
-          drafted ? choice : make("p.dc-facts", {}, NO_DRAFT, make("code", {}, DISTILL + quoted(m.reference))),
+          drafted
+            ? choice
+            : make(
+                "p.dc-facts",
+                {},
+                NO_DRAFT,
+                make("code", {}, `${DISTILL} ${quoted(m.reference)} --out my-draft.gguf`),
+              ),
           told,
         ],
       );
@@ -121,7 +136,7 @@
     row(p, act, name, beside, lines) {
       return make(
         `section.dc-pair${p.fits ? "" : ".unfit"}`,
-        { "aria-label": name },
+        { "aria-label": p.source ? `${name}, ${p.source}` : `${name}${beside}` },
         make(
           "div",
           {},
@@ -223,7 +238,7 @@
 
   const LANES = { torch: "runs on torch", llama: "runs on llama.cpp" };
   const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
-  const DISTILL = "python -m duochat distill --target ";
+  const DISTILL = "python -m duochat distill --target";
   const quoted = (path) => (/[^\w@%+=:,./-]/.test(path) ? `'${path.replaceAll("'", `'\\''`)}'` : path);
   const facts = (...told) => make("p.dc-facts", {}, told.filter(Boolean).join(" · "));
   const forecast = ({ plain, drafted } = {}) =>

@@ -36,8 +36,8 @@
       );
     const draw = () => {
       const prompts = kept(),
-        text = typed().trim();
-      const fresh = text && !prompts.some((p) => p.text === text);
+        text = typed();
+      const fresh = text.trim() && !prompts.some((p) => p.text === text);
       list.replaceChildren(
         ...prompts.map(row),
         prompts.length

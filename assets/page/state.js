@@ -49,19 +49,10 @@
       return ""; // what came of it stands below the answer
     }
 
-    figures(s) {
-      const show = (name, value, digits, unit = "") =>
-        typeof value === "number" && value > 0 ? `${name}${value.toFixed(digits)}${unit}` : "";
-      return [
-        show("", s.rate, 1, " tok/s"),
-        show("α ", s.alpha, 2),
-        show("τ ", s.tau, 2),
-        show("first token ", s.ttft, 2, " s"),
-        s.cpu !== undefined && s.phase !== "idle" ? `processor ${Math.round(s.cpu * 100)} % busy` : "",
-        s.gpu !== undefined && s.phase !== "idle" ? `graphics card ${Math.round(s.gpu * 100)} % busy` : "",
-      ]
-        .filter(Boolean)
-        .join("  ·  ");
+    /** The picture beside the chat has the rest. */
+    figures({ rate, ttft }) {
+      const told = [rate && `${rate.toFixed(1)} tok/s`, ttft && `first token after ${ttft.toFixed(2)} s`];
+      return told.filter(Boolean).join("  ·  ");
     }
 
     speculation({ speculation: word = "", reason, decoder, phase }) {

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from duochat import DuoChatError
 from duochat.app import packing
@@ -124,97 +126,78 @@ def require_size(text: str) -> None:
 
 
 def _parse_json(text: str) -> list[Parcel]:
-    body = json.loads(text, parse_constant=_refuse_constant)
-    if body.get("format") != FORMAT:
-        raise ValueError(f'it does not say "format": "{FORMAT}"')
-    if body.get("version") not in READ:
-        raise ValueError(f"its version is {body.get('version')}, this DuoChat reads {VERSION}")
-    conversations = _typed(body, "conversations", list)
-    return [_read_parcel(_within(conversations, i, "conversations")) for i in range(len(conversations))]
+    try:
+        return [_parcel(conversation) for conversation in _File.model_validate_json(text).conversations]
+    except ValidationError as fault:
+        first = fault.errors(include_url=False)[0]
+        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from None
 
 
-def _read_parcel(raw: dict[str, Any]) -> Parcel:
-    messages = _typed(raw, "messages", list)
+def _parcel(c: _Conversation) -> Parcel:
     entries: dict[int, Entry] = {}
-    for i in range(len(messages)):
-        entry = _read_entry(_within(messages, i, "messages"))
-        if entry.key in entries or (entry.parent is not None and entry.parent not in entries):
-            raise ValueError(f"message {entry.key} is there twice or comes before the one it answers")
-        entries[entry.key] = entry
-    leaf = _typed(raw, "leaf", int, None)
-    if leaf is not None and leaf not in entries:
-        raise ValueError(f"its last message {leaf} is missing")
-    return Parcel(
-        title=_typed(raw, "title", str, ""),
-        entries=tuple(entries.values()),
-        leaf=leaf,
-        settings=_checked("settings", _typed(raw, "settings", dict, None) or {}, OPTIONS),
-        created=_time(raw, "created"),
-        updated=_time(raw, "updated"),
-        folder=_typed(raw, "folder", str, ""),
-    )
+    for m in c.messages:
+        if m.id in entries or (m.parent is not None and m.parent not in entries):
+            raise ValueError(f"message {m.id} is there twice or comes before the one it answers")
+        entries[m.id] = Entry(m.id, m.parent, m.role, m.content, m.meta, m.created, m.trace)
+    if c.leaf is not None and c.leaf not in entries:
+        raise ValueError(f"its last message {c.leaf} is missing")
+    return Parcel(c.title or "", tuple(entries.values()), c.leaf, c.settings, c.created, c.updated, c.folder or "")
 
 
-def _read_entry(raw: dict[str, Any]) -> Entry:
-    role = _typed(raw, "role", str)
-    if role not in ROLES:
-        raise ValueError(f"a message has the role {role!r}")
-    return Entry(
-        key=_typed(raw, "id", int),
-        parent=_typed(raw, "parent", int, None),
-        role=role,
-        content=_typed(raw, "content", str),
-        meta=_checked("meta", _typed(raw, "meta", dict, None) or {}, META),
-        created=_time(raw, "created"),
-        trace=_read_trace(raw.get("trace")),
-    )
-
-
-def _read_trace(raw: Any) -> bytes:
+def _trace(raw: Any) -> bytes:
     """The bytes of a trace that can be read; what older files have, a list of steps, becomes such."""
     if isinstance(raw, list):
         return packing.pack(map(packing.checked, raw))
-    packed = b64decode(raw or "", validate=True) if isinstance(raw, str | None) else None
-    if packed is None:
+    if not isinstance(raw, str | None):
         raise ValueError("a trace is no text")
+    packed = b64decode(raw or "", validate=True)
     packing.unpack(packed)
     return packed
 
 
-def _checked(kind: str, values: dict[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
-    """Values of which the known ones are of their kind; null stands for the default."""
-    for name, value in values.items():
-        if value is not None and name in kinds and not fits(value, kinds[name]):
-            raise ValueError(f"{name!r} in {kind} is of a wrong kind")
-    return values
+def _known(kinds: Mapping[str, str]) -> BeforeValidator:
+    """A record whose known values are of their kind; null stands for the default."""
+
+    def check(values: Any) -> Any:
+        for name, value in (values or {}).items() if isinstance(values, dict | None) else ():
+            if value is not None and name in kinds and not fits(value, kinds[name]):
+                raise ValueError(f"{name!r} is of a wrong kind")
+        return {} if values is None else values
+
+    return BeforeValidator(check)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+Time = Annotated[float | None, AfterValidator(lambda at: at if at is not None and 0 <= at < 1e11 else None)]
 
 
-_REQUIRED = object()
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
-def _typed(raw: dict[str, Any], key: str, kind: type, default: Any = _REQUIRED) -> Any:
-    """raw[key], which must be of the kind; absent or null gives the default, if there is one."""
-    value = raw.get(key)
-    if value is None and default is not _REQUIRED:
-        return default
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{key!r} is missing or no {kind.__name__}")
-    return value
+class _Message(_Strict):
+    id: int
+    parent: int | None = None
+    role: Literal[ROLES]
+    content: str
+    created: Time = None
+    meta: Annotated[dict[str, Any], _known(META)] = {}
+    trace: Annotated[bytes, BeforeValidator(_trace)] = b""
 
 
-def _time(raw: dict[str, Any], key: str) -> float | None:
-    value = raw.get(key)
-    return float(value) if isinstance(value, int | float) and 0 <= value < 1e11 else None
+class _Conversation(_Strict):
+    title: str | None = ""
+    created: Time = None
+    updated: Time = None
+    settings: Annotated[dict[str, Any], _known(OPTIONS)] = {}
+    folder: str | None = ""
+    leaf: int | None = None
+    messages: list[_Message]
 
 
-def _within(items: Sequence[Any], index: int, name: str) -> dict[str, Any]:
-    if not isinstance(items[index], dict):
-        raise ValueError(f"{name}[{index}] is no object")
-    return items[index]
+class _File(_Strict):
+    format: Literal[FORMAT]
+    version: Literal[READ]
+    conversations: list[_Conversation]
 
 
 def _parse_markdown(text: str) -> list[Parcel]:

@@ -69,8 +69,8 @@ def _device(machine: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def compared() -> list[dict[str, Any]]:
-    """The measured points of the recorded answers in which something was drafted, the best first."""
-    read = {name: recorded(name) for name in RECORDED}
+    """The measured points of the recorded answers in which something was drafted, the best first; none is simulated."""
+    read = {name: r for name in RECORDED if "simulated" not in (r := recorded(name)).hardware.get("target_device", "")}
     costs = {name: measured_costs(recording) for name, recording in read.items()}
     points = [
         {"name": name, "title": RECORDED[name], "c": costs[name]["c"], **measured_point(recording, costs[name])}

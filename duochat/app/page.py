@@ -83,9 +83,8 @@ class Page:
             race.build(part, self.models.engine)
         with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
             learn.build(part, self.models.engine)
-        with gr.Tab("Hardware", id="hardware") as tab:
-            look, filled = hardware.build(self.models.engine)
-        tab.select(look, None, filled, **QUIET)
+        with gr.Tab("Hardware", id="hardware"):
+            hardware.build(part, self.models.engine)
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -114,12 +114,10 @@ class View:
         answer, stats = run.answer, run.answer.stats
         return {
             "phase": answer.phase, "finish": answer.finish, "doing": answer.doing, "progress": answer.progress,
-            "rate": stats.rate if answer.phase == "done" else answer.recent().rate,
-            "tokens": stats.completion_tokens, "alpha": stats.acceptance_rate if stats.tested else None,
-            "tau": stats.mean_accepted_length or None, "ttft": stats.first_token_at,
+            "rate": answer.recent().rate, "ttft": stats.first_token_at,
             "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length],
             "speculation": answer.speculation, "reason": answer.reason, "decoder": run.options.decoder,
-            "notices": list(answer.notices), "error": answer.error, "pace": self.pace(), **self._machine.load(),
+            "notices": list(answer.notices), "pace": self.pace(),
         }  # fmt: skip
 
 

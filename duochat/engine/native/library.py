@@ -50,7 +50,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Changes(ctypes.Structure):
-    _fields_ = (("count", ctypes.c_int32), *((n, ctypes.c_void_p) for n in ("place", "divisor", "added")))
+    _fields_ = (("count", ctypes.c_int32), *((n, ctypes.c_void_p) for n in ("place", "divisor", "added", "allowed")))
 
 
 @cache
@@ -215,10 +215,11 @@ class Native:
         if len(self._tokens) < wanted * count:
             self._tokens, self._probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
             self._found = (ctypes.c_int32 * wanted)()
-        changes = changes and changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
-        made = changes and ctypes.byref(_Changes(len(changes.tokens), *(part.ctypes.data for part in changes)))
+        if changes is not None:
+            changes = changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
+            made = _Changes(len(changes.tokens), *(None if part is None else part.ctypes.data for part in changes))
         out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
-        told = (self._nodes, len(nodes), choice, made, *out)
+        told = (self._nodes, len(nodes), choice, changes and ctypes.byref(made), *out)
         done = self._library.run(self._lane, threads, *told)
         if done < len(nodes):
             wanted = sum(node[4] for node in nodes[:done])

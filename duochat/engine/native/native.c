@@ -129,11 +129,14 @@ typedef struct {
     int32_t token, position, cell, parent, wanted; /* parent: -1 = none. wanted: give its candidates */
 } Node;
 
+#define FORBIDDEN -1e6f /* as penalties.py */
+
 /* What penalties do to logits: `count` places, and for each wanted node what they are divided by and gain. */
 typedef struct {
     int32_t count;
     const int64_t *place;
     const float *divisor, *added;
+    const uint8_t *allowed; /* by a grammar, for each of a row's logits; NULL: all */
 } Changes;
 
 struct Lane;
@@ -487,6 +490,8 @@ static void penalise(Lane *m, int t, float *row, float *peak, float *weight) {
         float *logit = row + c->place[i], divisor = c->divisor[first + i];
         *logit = (*logit > 0 ? *logit / divisor : *logit * divisor) + c->added[first + i];
     }
+    const uint8_t *allowed = c->allowed + (size_t)(m->chosen + t) * m->head.rows;
+    for (int i = 0; c->allowed && i < m->head.rows; i++) row[i] = allowed[i] ? row[i] : FORBIDDEN;
     survey(row, 0, m->head.rows, peak, m->choice->noisy ? NULL : weight);
 }
 

@@ -224,6 +224,7 @@ class LlamaTarget(Target):
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""
         options = self._llama.options
+        agreeing = "any" if self._tail is None else [self._llama.least, self.most_nodes + 1]
         return {
             "target_backend": "llama.cpp",
             "target_device": self.device,
@@ -233,7 +234,7 @@ class LlamaTarget(Target):
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
             "target_gpu_layers": options.gpu_layers,
             "target_cache": f"{options.keys}/{options.values}",
-            "target_widths": list(self._steps) or ("any" if self._tail is None else [self._llama.least, self.most_nodes + 1]),
+            "target_widths": list(self._steps) or agreeing,
             "target_exact": self.exact,
             "target_notice": self._llama.notice,
             "target_notes": list(self.notes),

@@ -1,7 +1,7 @@
 /* The sheet of models: the pair in use, what lies on this disk, ready pairs by memory, and any other by name. */
 (() => {
   "use strict";
-  const { make, icon, button, press, toast, remember, recall, fixed } = window.duochat;
+  const { make, icon, press, openSheet, toast, remember, recall, fixed } = window.duochat;
   const CLASSES = [2, 8, 24, 80, Infinity]; // GiB of memory that ready pairs are grouped by
   const SILENT = { refused: "The server does not answer." };
 
@@ -14,15 +14,9 @@
       this.disk = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what lies on this disk"));
       this.ready = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what there is"));
       this.own = make("div.dc-own");
-      this.element = make(
-        "dialog.dc-sheet.wide",
-        { "aria-label": "Models" },
-        make(
-          "header",
-          {},
-          make("h2", {}, "Models"),
-          button("close", "Close", () => this.element.close()),
-        ),
+      this.element = openSheet(
+        "Models",
+        ".wide",
         make(
           "p",
           {},
@@ -36,9 +30,6 @@
         this.ready,
         this.own,
       );
-      this.element.addEventListener("click", (e) => e.target === this.element && this.element.close());
-      document.body.append(this.element);
-      this.element.showModal();
       this.load();
     }
 
@@ -195,7 +186,6 @@
     async use({ target, draft, context_length }) {
       const answer = await this.server.use({ target, draft, context_length }).catch(() => SILENT);
       if (answer.refused) return toast(answer.refused);
-      this.asked = { target, draft };
       this.element.scrollTop = 0;
       return this.changed();
     }

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 from duochat import DuoChatError, config, terminal
 
 if TYPE_CHECKING:
+    from duochat.bench.forecast import Forecast
     from duochat.chat.answer import Answer, Step
     from duochat.chat.chat import Chat, Options
     from duochat.config import Settings
@@ -236,8 +237,7 @@ def check(args: argparse.Namespace) -> int:
     target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
     bar.close()
     backend_of(target, settings.backend)
-    words = target if target.is_file() else models.target_folder(target)
-    Tokenizer.load(words, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
+    Tokenizer.load(target, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
     pair = models.check_pair(target, draft)
     if args.json:
         print(json.dumps({"target": settings.target, "draft": settings.draft} | pair.to_dict()))
@@ -250,6 +250,7 @@ def check(args: argparse.Namespace) -> int:
 
 def _models_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="settings with a models_folder of your own")
+    parser.add_argument("--forecast", action="store_true", help="tokens/s to expect; measures this machine, a minute")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -257,23 +258,44 @@ def models(args: argparse.Namespace) -> int:
     """List the presets, what each needs and has, and the models that lie on this disk with the drafts that fit."""
     from duochat.models import cache_dir, cached, list_local, list_models, weight
 
-    entries, cache = list_models(), cache_dir()
+    entries, cache, settings = list_models(), cache_dir(), config.load(args.config)
     drafts = [path for entry in entries if (path := cached(entry.settings.draft))]
-    found = list_local(config.load(args.config).models_folder, drafts)
+    found = list_local(settings.models_folder, drafts)
+    pairs = [entry.settings for entry in entries if not entry.unfit]
+    pairs += [replace(settings, target=m.reference, draft=m.drafts[0], agreement=0) for m in found if m.drafts]
+    told = _forecasts(pairs) if args.forecast else {}
     if args.json:
         listed = {"presets": [e.to_dict() for e in entries], "local": [model.to_dict() for model in found]}
+        listed["forecasts"] = {target: forecast.to_dict() for target, forecast in told.items()}
         print(json.dumps({"cache": str(cache), "cache_bytes": weight(cache), **listed}))
         return 0
-    print(f"{'PRESET':<18} {'TARGET GiB':>10} {'DRAFT GiB':>10}  {'CACHED':<8} FITS HERE")
+    sentence = {target: f"\n    {forecast.sentence}" for target, forecast in told.items()}
+    print(f"{'PRESET':<24} {'TARGET GiB':>10} {'DRAFT GiB':>10}  {'CACHED':<8} FITS HERE")
     for entry in entries:
         s, here = entry.settings, {0: "no", 1: "in part", 2: "yes"}[entry.target_cached + entry.draft_cached]
-        print(f"{entry.name:<18} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {_fits(entry)}\n    {s.description}")
+        print(f"{entry.name:<24} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {_fits(entry)}")
+        print(f"    {s.description}{sentence.get(s.target, '')}")
     print(f"\n{'ON THIS DISK':<40} {'GiB':>6}  {'KIND':<8} {'QUANT':<8} FITS HERE")
     for model in found:
         print(f"{model.name:<40} {model.size:>6.1f}  {model.architecture:<8} {model.quantization:<8} {_fits(model)}")
-        print("\n".join([f"    {model.reference}", *(f"    draft: {draft}" for draft in model.drafts)]))
+        drafts = "".join(f"\n    draft: {draft}" for draft in model.drafts)
+        print(f"    {model.reference}{drafts}{sentence.get(model.reference, '')}")
     print(f"\nCache: {cache} ({terminal.amount(weight(cache))})")
     return 0
+
+
+def _forecasts(pairs: Sequence[Settings]) -> dict[str, Forecast]:
+    """By target, of which enough is known."""
+    from duochat.bench import forecast
+
+    bar = terminal.Bar()
+    found = {}
+    for done, pair in enumerate(pairs):
+        bar("Measuring this machine", done, len(pairs))
+        if told := forecast.of_pair(pair):
+            found[pair.target] = told
+    bar.close()
+    return found
 
 
 def _fits(listed: Any) -> str:

@@ -141,11 +141,14 @@ class Settings:
     description: str = _setting("", _text)
     target_gib: float = _number(0.0, 0, 10_000, whole=False)  # memory that the target needs, KV cache included
     draft_gib: float = _number(0.0, 0, 10_000, whole=False)
+    agreement: float = _number(0.0, 0, 1, whole=False)  # how often the draft's first choice is the target's; 0: unknown
     chat_template: str = _setting("", _text)  # Jinja; "" = the target's own
 
     # The engine
     decoder: str = _choice("duotree", *DECODERS)
-    backend: str = _choice(AUTO, AUTO, "torch", "llama")  # what runs the target; auto: by its files and this machine
+    backend: str = _choice(
+        AUTO, AUTO, "torch", "llama", "native"
+    )  # what runs the target; auto: by its files and this machine
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
     draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
@@ -192,7 +195,7 @@ class Settings:
 
 
 FIELDS: Mapping[str, Field[Any]] = {f.name: f for f in fields(Settings)}
-PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "chat_template")  # what a preset is about
+PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "agreement", "chat_template")  # of a preset
 
 
 def check(name: str, value: Any, most: int | None = None) -> Any:
@@ -207,19 +210,17 @@ def check(name: str, value: Any, most: int | None = None) -> Any:
         raise DuoChatError(f"{name} is {value!r}: {fault}.") from None
 
 
-def load(path: str | Path | None = None, base: Settings | None = None, **overrides: Any) -> Settings:
+def load(path: str | Path | None = None, **overrides: Any) -> Settings:
     """Settings from a YAML file or the name of a preset, with `overrides` that are not None laid over them.
 
-    path None reads `configs/default.yaml`; a file that names no pair gets the default one. base: settings that hold
-    for what the file leaves out, its pair apart. A path in a file is relative to that file. Raises DuoChatError on
-    an unreadable file, an unknown key or a value out of range.
+    path None reads `configs/default.yaml`; a file that names no pair gets the default one. A path in a file is relative
+    to that file. Raises DuoChatError on an unreadable file, an unknown key or a value out of range.
     """
     default = CONFIGS / "default.yaml"
     source = default if path is None else _find(path)
     pair = {k: v for k, v in _read(default).items() if k in ("target", "draft")} if source != default else {}
-    kept = {k: v for k, v in vars(base).items() if k not in PAIR} if base else {}
     try:
-        settings = Settings(**kept | pair | _read(source))
+        settings = Settings(**pair | _read(source))
     except DuoChatError as fault:
         raise DuoChatError(f"In {source}: {fault}") from None
     return replace(settings, **{k: v for k, v in overrides.items() if v is not None})

@@ -45,6 +45,19 @@ def _chosen(row, t, seed, position):
     return token, p / p.sum(), scores
 
 
+class EveryThird:
+    """A grammar: a third of the tokens is forbidden, others after each path. The answer's end is always allowed."""
+
+    def __init__(self, vocabulary=VOCAB):
+        self.vocabulary = vocabulary
+
+    def allowed(self, answer, paths):
+        rows = [np.arange(self.vocabulary) % 3 != sum([*answer, *path]) % 3 for path in paths]
+        for row in rows:
+            row[EOS] = True
+        return np.stack(rows)
+
+
 class FakeTarget(Target):
     """Answers from `logits`; checks that every tree is well-formed."""
 

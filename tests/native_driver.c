@@ -43,7 +43,7 @@ static void decode(Lane *m, int most, const Choice *choice, int *cells, int said
         const int token = below(VOCABULARY), wanted = below(4) > 0;
         nodes[i] = (Node){token, depth, seen, parent, wanted};
     }
-    *cells += run(m, threads, nodes, size, choice, tokens, probs, found, &seconds);
+    *cells += run(m, threads, nodes, size, choice, NULL, tokens, probs, found, &seconds);
     for (int i = 0, row = 0; said && i < size; i++)
         if (nodes[i].wanted) printf("%d %.4f\n", tokens[row * choice->count], probs[row * choice->count]), row++;
 }

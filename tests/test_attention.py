@@ -172,7 +172,7 @@ def test_the_kernel_is_taken_where_it_works(monkeypatch, kernel, name, notes):
         monkeypatch.setattr(attention, "mixed", kernel)
     else:
         monkeypatch.setattr(attention, "kernel", attention.kernel.__wrapped__)
-        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.setitem(sys.modules, "duochat.engine.pytorch.attention_kernels", None)
     made._forward.take_kernel()
     assert taken(made) == name
     assert [note[: len(start)] for note, start in zip(made._forward.notes, notes, strict=True)] == notes

@@ -5,17 +5,32 @@ from dataclasses import replace
 
 import pytest
 
+from duochat.engine.calibration import in_turns
 from duochat.engine.costs import Costs, Curve, beside, fewest, measure, thread_counts
 from duochat.engine.rounds import Batch, Round
 
 
 class Target:
+    threads, shares_cores = 0, False
+
     def __init__(self) -> None:
         self.calls = 0
 
     def measure(self, widths, context):
         self.calls += 1
         return dict.fromkeys(widths, 0.005)
+
+
+class OnCpu(Target):
+    """As quick as its threads."""
+
+    shares_cores, now = True, 0
+
+    def set_threads(self, threads, reading=0):
+        self.now = threads
+
+    def measure(self, widths, context):
+        return {width: seconds / self.now for width, seconds in super().measure(widths, context).items()}
 
 
 class Draft:
@@ -50,19 +65,42 @@ def test_a_curve_is_linear_between_sizes_and_follows_live_timings():
 def test_the_draft_is_measured_beside_a_target_at_work():
     target = Target()
     draft = Draft(target)
-    costs = measure(target, draft, cores=17, target_on_cpu=False)
+    costs = measure(target, draft, cores=17)
     assert draft.alone == 0
     assert costs.threads == draft.threads == 6
     assert costs.reading == draft.reading == 12
     assert costs.draft(8) == pytest.approx(0.008)
 
 
-def test_on_a_cpu_each_device_is_measured_alone():
-    target = Target()
+def test_on_a_cpu_both_ways_to_share_the_cores_are_measured():
+    """In turns each lane has all of them; at once they are divided, and plain decoding has all of them still."""
+    target = OnCpu()
     draft = Draft(target)
-    costs = measure(target, draft, cores=2, target_on_cpu=True)
-    assert draft.alone == 2
-    assert (costs.threads, costs.reading) == (1, 0)
+    costs = measure(target, draft, cores=4)
+    assert draft.alone > 0
+    assert (costs.threads, costs.target_threads, costs.target(1)) == (4, 4, 0.005 / 4)
+    both = costs.at_once
+    assert (both.threads, both.target_threads, both.target(1)) == (2, 2, 0.005 / 2)
+    assert both.plain == costs.plain == 0.005 / 4
+    assert costs.draft(1) < both.draft(1)
+    again = Costs.from_dict(costs.to_dict())
+    assert again == costs
+    assert again.at_once.plain == costs.plain
+    target.threads = 1  # as the settings say
+    costs = measure(target, draft, cores=4)
+    assert (costs.target_threads, costs.at_once.target_threads) == (1, 1)
+
+
+def test_lanes_take_turns_where_that_gives_more():
+    """Two cores: a forward of one is slower by more than drafting beside it brings. Many: one core less is nothing."""
+
+    def made(alone, divided):
+        return replace(
+            Costs.of({1: alone, 8: 2 * alone}, {1: 1e-3}), at_once=Costs.of({1: divided, 8: 2 * divided}, {1: 1e-3})
+        )
+
+    assert in_turns(made(10e-3, 18e-3))
+    assert not in_turns(made(10e-3, 11e-3))
 
 
 def test_a_thread_that_brings_a_tenth_is_left_to_others():

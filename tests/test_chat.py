@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fake_chat import EOS, SayingEngine, byte_tokenizer, byte_tokens, chat_that_says
+from fake_chat import CHATML, EOS, SayingEngine, byte_tokenizer, byte_tokens, chat_that_says
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -347,13 +347,17 @@ class TestReply:
         assert sum(len(s.round.tokens) for s in steps[1:]) == len("one END")
         assert steps[-1].finish == "stop"
 
-    def test_the_vocabularys_own_end_token_ends_the_answer(self):
-        """Fine-tunes come whose other settings name another end token, or none."""
-        tokenizer = byte_tokenizer()
-        engine = SayingEngine([*tokenizer.encode("Hi"), EOS, *tokenizer.encode("more")], width=2, eos=())
-        steps = list(Chat(engine, tokenizer).reply([user("Hi")], Options()))
-        assert ("".join(s.text for s in steps), steps[-1].finish) == ("Hi", "stop")
-        assert [t for s in steps[1:] for t in s.round.tokens] == [*tokenizer.encode("Hi"), EOS]
+    def test_a_thought_that_the_prompt_opened_is_told_as_one(self):
+        """Templates of some thinking models end with the tag, so what comes after it must not pass for the answer."""
+        tokenizer = byte_tokenizer(CHATML.replace("assistant\n'", "assistant\n<think>\n'"))
+        for messages, told in (
+            ([user("Hi")], "<think>\nso</think>Yes"),
+            ([user("Hi"), {"role": "assistant", "content": "<think>\nAnd "}], "so</think>Yes"),
+        ):
+            engine = SayingEngine([*tokenizer.encode("so</think>Yes"), EOS], width=3)
+            steps = list(Chat(engine, tokenizer).reply(messages, Options()))
+            assert "".join(s.text for s in steps) == "".join("".join(s.pieces) for s in steps) == told
+            assert tokenizer.decode(engine.asked[0][0]).count("<think>") == 1
 
     def test_held_text_is_released_at_the_limit(self):
         steps = list(chat_that_says("abEND").reply([user("Hi")], Options(stop=("END",), max_tokens=4)))

@@ -187,7 +187,7 @@ def test_words_that_are_no_utf8_are_replaced(engine, run):
         (["chat", "Hi", "--max-tokens", "0"], "max_tokens is 0"),
         (["chat", "Hi", "--max-tokens", "1000000000"], "max_tokens is 1000000000"),
         (["chat", "Hi", "--draft-budget", "many"], "invalid number_or_auto value"),
-        (["chat", "Hi", "--decoder", "fast"], "decoder is 'fast': choose one of autoregressive"),
+        (["chat", "Hi", "--decoder", "fast"], "decoder is 'fast': choose one of duotree"),
         (["chat", "Hi", "--config", "/no/such.yaml"], "no config file /no/such.yaml"),
         (["chat", "Hi", "--trace", "/no/such/t.jsonl"], "/no/such/t.jsonl cannot be written"),
         (["chat", "Hi", "--frobnicate"], "Unrecognized arguments: --frobnicate: see python -m duochat"),
@@ -300,6 +300,18 @@ def test_models_lists_the_presets(run, monkeypatch, tmp_path):
     assert "\ndefault " in out
     assert str(tmp_path) in out
     assert json.loads(run("models", "--json")[1])["presets"][0]["name"] == "default"
+
+
+def test_models_tells_what_to_expect(run, monkeypatch, tmp_path):
+    from duochat.bench import forecast
+
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path))
+    told = forecast.Forecast(10.0, 17.0, 0.7, assumed=False)
+    default = config.load().target
+    monkeypatch.setattr(forecast, "of_pair", lambda pair: told if pair.target == default else None)
+    assert told.sentence not in run("models")[1]
+    assert run("models", "--forecast")[1].count(told.sentence) == 1
+    assert json.loads(run("models", "--forecast", "--json")[1])["forecasts"] == {default: told.to_dict()}
 
 
 # ---------------------------------------------------------------- processes

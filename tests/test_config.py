@@ -175,18 +175,6 @@ def test_a_range_is_the_same_for_settings_options_and_sampling(name):
                 make(**{name: wrong})
 
 
-def test_a_preset_keeps_what_was_set_beside_the_pair(tmp_path):
-    """Guards against a chosen pair that falls back to the default device and context."""
-    mine = load(
-        write(tmp_path, "target: t\ndescription: mine\ntarget_gib: 9\ncontext_length: 512\ndevice: cpu"), seed=4
-    )
-    chosen = load("qwen3-8b", base=mine)
-    assert (chosen.target, chosen.description) == (load("qwen3-8b").target, load("qwen3-8b").description)
-    assert (chosen.context_length, chosen.device, chosen.seed) == (512, "cpu", 4)
-    plain = load(write(tmp_path, "seed: 5"), base=mine)
-    assert (plain.target, plain.target_gib, plain.seed) == (load().target, 0, 5)
-
-
 def test_one_stop_string_is_a_list_of_one(tmp_path):
     assert load(write(tmp_path, 'stop: "###"')).stop == ("###",)
 

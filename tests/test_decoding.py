@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from fakes import EOS, FakeDrafter, FakeTarget, costs
+from fakes import EOS, EveryThird, FakeDrafter, FakeTarget, costs
 
 from duochat import DuoChatError
 from duochat.engine.costs import Costs
@@ -45,7 +45,9 @@ def check_identities(rounds):
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3, "logit_bias": ((7, 2.0),)}
 
 
-@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["free", "penalised"])
+@pytest.mark.parametrize(
+    "penalties", [{}, PENALTIES, {"grammar": EveryThird()}], ids=["free", "penalised", "by a grammar"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("decoder", DECODERS)

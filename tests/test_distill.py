@@ -146,9 +146,11 @@ def test_unknown_quantisation_and_unfit_students_are_named():
         gguf_file.kinds("q9_9")
     with pytest.raises(DuoChatError, match="wide"):
         Plan.parse("wide")
-    with pytest.raises(DuoChatError, match="multiple of 16"):
-        Plan.parse("40x1").shape(SHAPE)
-    assert Plan.parse("48x1x64@0.1").shape(SHAPE) == replace(SHAPE, width=48, layers=1, heads=3, kv_heads=1, ffn=64)
+    for unfit in ("48x1", "32x1x40", "32x3", "96x1"):
+        with pytest.raises(DuoChatError, match="multiple of 32 up to 64, its layers at most 2"):
+            Plan.parse(unfit).shape(SHAPE)
+    wide = replace(SHAPE, width=192, heads=12)
+    assert Plan.parse("192x1x64@0.1").shape(wide) == replace(wide, layers=1, kv_heads=4, ffn=64)
 
 
 def test_format_cuts_the_template_around_the_turns(target_file):

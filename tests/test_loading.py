@@ -173,16 +173,19 @@ def test_a_folders_own_code_is_neither_run_nor_asked_about(tmp_path, monkeypatch
 # ---------------------------------------------------------------- ends
 
 
-@pytest.mark.parametrize("named", ["<|im_end|>", {"content": "<|im_end|>"}], ids=["text", "object"])
-def test_the_tokenizers_end_token_ends_an_answer_too(tmp_path, named):
-    path = folder(tmp_path / "model", eos_token_id=0)
+@pytest.mark.parametrize(
+    ("named", "ends"),
+    [("<|im_end|>", {0, 2}), ({"content": "<|im_end|>"}, {0, 2}), ("<|nowhere|>", {0})],
+    ids=["text", "object", "unknown"],
+)
+def test_the_tokenizers_end_token_ends_an_answer_too(tmp_path, monkeypatch, named, ends):
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
+    draft, path = toy.write_gguf(tmp_path / "draft.gguf"), folder(tmp_path / "model", eos_token_id=0)
     (path / "generation_config.json").unlink()
-    tokenizer.build(gguf.read(toy.write_gguf(tmp_path / "toy.gguf"))).save(str(path / "tokenizer.json"))
-    assert load(path).eos == {0}
+    tokenizer.build(gguf.read(draft)).save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
-    assert load(path).eos == {0, 2}
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|nowhere|>"}))
-    assert load(path).eos == {0}
+    settings = config.load(target=str(path), draft=str(draft), context_length=128, device="cpu")
+    assert load_chat(settings, lambda *_: None).engine.eos == ends
 
 
 # ---------------------------------------------------------------- positions

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import EveryThird
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -32,7 +33,7 @@ from duochat.models.gguf import read
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
 
-Q4_0, Q8_0 = gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0
+Q4_0, Q4_1, Q8_0 = (gguf.GGMLQuantizationType[kind] for kind in ("Q4_0", "Q4_1", "Q8_0"))
 HERE = Path(__file__).parent
 GREEDY = Sampling()
 VOCABULARY = 600
@@ -41,7 +42,9 @@ VOCABULARY = 600
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory) -> dict:
     folder, tokens = tmp_path_factory.mktemp("toys"), byte_level_vocabulary(VOCABULARY)
-    return {kind: write_gguf(folder / f"{kind.name}.gguf", vocabulary=tokens, quantized=kind) for kind in (Q4_0, Q8_0)}
+    return {
+        kind: write_gguf(folder / f"{kind.name}.gguf", vocabulary=tokens, quantized=kind) for kind in (Q4_0, Q4_1, Q8_0)
+    }
 
 
 @pytest.fixture
@@ -97,7 +100,7 @@ def decoded(lane, monkeypatch) -> list[int]:
 # ---------------------------------------------------------------- the same model as llama.cpp's
 
 
-@pytest.mark.parametrize("kind", [Q4_0, Q8_0], ids=["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0], ids=["Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("vocabulary", ["auto", 100], ids=["whole", "cut"])
 def test_candidates_are_those_of_llama_cpp(toys, kind, vocabulary):
     ours = native.load(toys[kind], 300, 2, vocabulary)
@@ -240,6 +243,7 @@ def pairs(toys):
 SAMPLINGS = [GREEDY, Sampling(temperature=1.0, seed=3), Sampling(temperature=0.6, seed=4)]
 PENALTIES = {"repetition_penalty": 1.6, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((9, 3.0),)}
 SAMPLINGS += [Sampling(**PENALTIES), Sampling(temperature=0.8, seed=3, **PENALTIES)]
+SAMPLINGS += [Sampling(grammar=EveryThird(VOCABULARY)), Sampling(temperature=1.0, grammar=EveryThird(VOCABULARY - 9))]
 EVENT = st.tuples(
     st.sampled_from(["expand"] * 5 + ["advance", "leave", "shorten", "cancel"]),
     st.integers(0, 2**20),

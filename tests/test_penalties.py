@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from fakes import EveryThird
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ PENALISED = st.builds(
     presence_penalty=st.sampled_from([0.0, 0.6, -1.0]),
     frequency_penalty=st.sampled_from([0.0, 0.1]),
     logit_bias=st.sampled_from([(), ((3, -100.0),), ((0, 1.5), (29, 0.1))]),
+    grammar=st.sampled_from([None, EveryThird(VOCABULARY)]),
 )
 
 
@@ -33,7 +35,7 @@ def one_by_one(row: np.ndarray, prompt: list[int], answer: list[int], s: Samplin
             logit = logit / s.repetition_penalty if logit > 0 else logit * s.repetition_penalty
         logit -= s.frequency_penalty * counts[token] + s.presence_penalty * (counts[token] > 0)
         new.append(logit + bias.get(token, 0))
-    return new
+    return new if s.grammar is None else np.where(s.grammar.allowed(answer, [()])[0], new, -1e6)
 
 
 @given(PENALISED, TOKENS, TOKENS, TOKENS, st.integers(0, 99))
@@ -68,6 +70,11 @@ def test_a_row_of_few_tokens_has_its_own_places():
     assert named.tokens.tolist() == [1, 3]
     assert named.added.tolist() == [[2.0, 3.0]]
     assert made.among(np.array([1, 3]), 2).tokens.tolist() == []
+    ruled = changes(
+        [7], [()], Sampling(grammar=EveryThird(8))
+    )  # token 1, 4, 7 may not come, nor what the target has not
+    assert ruled.among(None, 10).allowed.tolist() == [[True, False, True, True, False, True, True, False, False, False]]
+    assert ruled.among(np.array([0, 4, 6, 9]), 4).allowed.tolist() == [[True, False, True, False]]
 
 
 def test_biases_come_from_a_mapping_or_pairs():

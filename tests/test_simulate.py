@@ -109,6 +109,24 @@ def test_on_shared_cores_the_draft_reads_the_prompt_after_the_target(decoder):
     assert any(r.accepted for r in rounds)
 
 
+def test_in_turns_the_lanes_never_work_at_once():
+    """Each has all cores then. The draft's reading of the prompt is waited for too, once the first token is out."""
+    costs = replace(Costs.of({1: T, 64: T}, {1: D, 8: D}), turns=True, shared=True)
+    rounds = play("duotree", recording(), costs)
+    batches = [batch for r in rounds for batch in r.batches]
+    assert all(b.ended <= r.started + 1e-9 or b.started >= r.ended - 1e-9 for r in rounds for b in batches)
+    assert batches[0].started >= rounds[0].ended
+    assert sum(len(r.accepted) for r in rounds) > 5
+    assert sum(len(r.tokens) for r in rounds) == len(recording().answer)
+
+
+def test_a_draft_that_costs_a_forward_is_never_asked_in_turns():
+    costs = replace(Costs.of({1: T, 2: 1.4 * T, 64: 20 * T}, {1: 0.6 * T}), turns=True, shared=True)
+    rounds = play("duotree", recording(), costs)
+    assert {(r.speculation, len(r.batches)) for r in rounds} == {("paused", 0)}
+    assert rounds[-1].reason == "a drafted token costs 1.00 of a forward here: drafting cannot pay"
+
+
 def test_lanes_slow_each_other_down_only_while_both_work():
     """Forwards at half speed beside drafts: the paper's schedule drafts for part of the time."""
     one = recording(right=lambda i: False, count=2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fakes import Guessing, costs
+from fakes import EveryThird, Guessing, costs
 from torch._dynamo.utils import counters
 
 from duochat import DuoChatError
@@ -210,7 +210,11 @@ PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_pena
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.0, "top_p": 0.99}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.0, "top_p": 0.99}, {"grammar": EveryThird(97)}],
+    ids=["greedy", "noise", "nucleus", "grammar"],
+)
 def test_penalties_are_those_of_each_rows_path(padded, more):
     """With candidates that do not suffice too: the row is then sampled anew."""
     _, model = build()
@@ -229,9 +233,10 @@ def test_penalties_are_those_of_each_rows_path(padded, more):
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_every_decoder_gives_the_text_of_plain_decoding_with_penalties(temperature):
+@pytest.mark.parametrize("grammar", [None, EveryThird(97)], ids=["free", "grammar"])
+def test_every_decoder_gives_the_text_of_plain_decoding_with_penalties(temperature, grammar):
     target = TorchTarget(build()[1], 200)
-    sampling, said, accepted = Sampling(temperature=temperature, seed=4, **PENALTIES), {}, 0
+    sampling, said, accepted = Sampling(temperature=temperature, seed=4, grammar=grammar, **PENALTIES), {}, 0
     for name in DECODERS:
         drafter = Guessing([*tokens(30), *said["autoregressive"]], VOCAB) if said else None
         rounds = [*decode(tokens(30), Request(sampling, 40, name), target, drafter, costs())]

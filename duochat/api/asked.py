@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from starlette.responses import JSONResponse
 
 from duochat import DuoChatError
-from duochat.chat.chat import Options
+from duochat.chat.chat import SETTINGS, Options
+from duochat.chat.grammar import ANYTHING
 from duochat.chat.text import Messages
 from duochat.config import check
 
@@ -19,7 +20,7 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # values with which a field asks for nothing
     "best_of": (1,), "echo": (False,), "functions": ([],), "modalities": (["text"],), "suffix": ("",), "tools": ([],),
-    "response_format": ({"type": "text"},), "tool_choice": ("none", "auto"),
+    "tool_choice": ("none", "auto"),
 }  # fmt: skip
 MOST = 128  # answers to one request, and strings that end each
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -66,6 +67,30 @@ class Message(Given):
         return "\n".join(str(part.get("text", "")) for part in content)
 
 
+class Named(Given):
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class Format(Given):
+    """json_object may have a schema too, as llama-server takes it."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: Named | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+    @model_validator(mode="after")
+    def _with_schema(self) -> Format:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to the type of that name")
+        return self
+
+    def wanted(self) -> dict[str, Any] | None:
+        """None: any text."""
+        if self.type == "text":
+            return None
+        return self.json_schema.schema_ if self.json_schema else self.schema_ or ANYTHING
+
+
 class Asked(Given):
     """A request for completions of `messages` or of `prompt`, which is continued as it stands."""
 
@@ -92,6 +117,8 @@ class Asked(Given):
     seed: int | None = None
     decoder: str | None = None
     draft_budget: int | Literal["auto"] | None = None
+    response_format: Format = Format()
+    json_schema: dict[str, Any] | None = None  # llama-server's word for it
     duochat: dict[Literal["origins"], bool] = {}  # origins: say of every token where it comes from
 
     @field_validator("messages")
@@ -126,10 +153,13 @@ class Asked(Given):
         told = [{"role": m.role.replace("developer", "system"), "content": m.content} for m in self.messages]
         return [told] if told else [*self.prompt]
 
+    def _schema(self) -> str:
+        schema = self.response_format.wanted() if self.json_schema is None else self.json_schema
+        return "" if schema is None else json.dumps(schema)
+
     def options(self, settings: Any) -> Options:
         """The given values over the settings'. Raises Refused."""
-        known = {f.name for f in fields(Options)}
-        given = {name: value for name, value in self if name in self.model_fields_set & known}
+        given = {name: value for name, value in self if name in self.model_fields_set & {*SETTINGS}}
         for name, value in (self.model_extra or {}).items():
             if name not in (*NEUTRAL, *WITHOUT_EFFECT):
                 raise Refused(400, f"There is no field {name}: leave it out.", name, "unknown_parameter")
@@ -139,6 +169,7 @@ class Asked(Given):
         if most := self.max_completion_tokens or self.max_tokens:
             given["max_tokens"] = min(most, settings.context_length)  # more than that is "as many as fit"
         try:
+            given["schema"] = self._schema()
             if "logit_bias" in given:
                 given["logit_bias"] = check("logit_bias", given["logit_bias"])
             options = Options.of(settings, **given)

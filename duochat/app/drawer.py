@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import gradio as gr
 
 from duochat import DuoChatError
-from duochat.chat.chat import Options
+from duochat.chat.chat import SETTINGS, Options
 from duochat.config import AUTO, DECODERS, check
 
 PRESETS = {
@@ -46,7 +45,7 @@ def shown_budget(options: Options) -> int:
 
 
 class Controls:
-    """Build inside a Blocks. `inputs` are the components, in the order of Options' fields."""
+    """Build inside a Blocks. `inputs` are the components, in the order of SETTINGS."""
 
     def __init__(self, defaults: Options, context_length: int) -> None:
         self.decoder = gr.Radio(
@@ -58,7 +57,7 @@ class Controls:
         self._limits(defaults, context_length)
         with gr.Accordion("Penalties", open=False, elem_id="penalties"):
             self._penalties(defaults)
-        self.inputs = [getattr(self, f.name) for f in fields(Options)]
+        self.inputs = [getattr(self, name) for name in SETTINGS]
         self._join()
 
     def _sampling(self, d: Options) -> None:
@@ -104,16 +103,16 @@ class Controls:
 
     def updates(self, options: Options, context_length: int) -> list[Any]:
         """Values for `inputs`, then for the preset."""
-        values = [getattr(options, f.name) for f in fields(Options)]
+        values = [getattr(options, name) for name in SETTINGS]
         longest = gr.update(value=min(options.max_tokens, context_length), maximum=context_length)
         shown = {"stop": stop_lines(options.stop), "draft_budget": shown_budget(options), "max_tokens": longest}
         shown["logit_bias"] = json.dumps(dict(options.logit_bias))
-        return [shown.get(f.name, v) for f, v in zip(fields(Options), values, strict=True)] + [preset_of(options)]
+        return [shown.get(name, v) for name, v in zip(SETTINGS, values, strict=True)] + [preset_of(options)]
 
 
 def options_from(values: Sequence[Any], context_length: int) -> Options:
     """Options from the components' values. Raises DuoChatError on the first one that no answer can be made with."""
-    raw = dict(zip((f.name for f in fields(Options)), values, strict=True))
+    raw = dict(zip(SETTINGS, values, strict=True))
     for name, (label, least) in WHOLE.items():
         most = context_length if name in ("max_tokens", "draft_budget") else sys.maxsize
         raw[name] = _whole(label, raw[name], least, most)

@@ -10,7 +10,7 @@ from typing import Any
 from duochat import DuoChatError
 from duochat.app.jobs import Job, Jobs
 from duochat.chat.answer import Engine
-from duochat.config import Settings, check, presets
+from duochat.config import PAIR, Settings, check, presets
 from duochat.models import store
 from duochat.models.catalog import Entry, list_models, measure, short_of, unfit
 from duochat.models.fetch import cached
@@ -18,7 +18,7 @@ from duochat.models.files import backend_of
 from duochat.models.local import Local, list_local
 
 STARTED = "the pair that DuoChat was started with"
-OF_A_PAIR = ("target", "draft", "description", "target_gib", "draft_gib", "chat_template", "draft_vocabulary")
+OF_A_PAIR = (*PAIR, "draft_vocabulary")
 ELSEWHERE = "A path or reference is taken from this machine's own browser only: choose a model of the list."
 NO_DRAFT = "Name a draft too: none on this disk speaks this target's tokens (python -m duochat distill makes one)."
 BUSY = "Another pair of models is being loaded: wait for it, then choose again."
@@ -58,9 +58,9 @@ class Models:
         """
         status, settings = self.engine.status(), self.settings
         told = {name: status[name] for name in ("state", "loading", "choosing", "error", "hardware")}
-        exact = settings.reproducible or told["hardware"].get("target_dtype", "float32") == "float32"
         return {
-            "target": short_name(settings.target), "draft": short_name(settings.draft), "exact": exact,
+            "target": short_name(settings.target), "draft": short_name(settings.draft),
+            "exact": told["hardware"].get("target_exact", True),
             "demonstration": settings.target == self._shipped.target, "used": [settings.target, settings.draft],
             "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
             "context_length": settings.context_length, **told,

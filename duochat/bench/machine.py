@@ -12,6 +12,7 @@ from typing import Any
 
 from duochat import __version__
 from duochat.engine.costs import available_cores
+from duochat.models.catalog import gpus
 
 PACKAGES = ("torch", "transformers", "llama-cpp-python", "tokenizers", "numpy")
 BUSY = 0.15  # share of the machine that others may use before timings suffer
@@ -55,26 +56,3 @@ def versions() -> dict[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
-
-
-def gpus() -> list[dict[str, Any]]:
-    """Name, memory in bytes, driver and present load of each NVIDIA card."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        return [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                "load": pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
-                "driver": driver,
-            }
-            for handle in handles
-        ]
-    except pynvml.NVMLError:
-        return []

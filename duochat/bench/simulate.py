@@ -114,7 +114,8 @@ def replay(
     found = []
     for recording in recordings:
         schedule = DECODERS[decoder](costs, None)
-        found.append(Simulation(recording, schedule, device, acceptance, friction or Friction()).run())
+        meant = device if schedule.costs is costs else device.at_once
+        found.append(Simulation(recording, schedule, meant, acceptance, friction or Friction()).run())
     return found
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
 from duochat.chat.answer import Step
-from duochat.chat.text import AnswerText, Messages, Tokenizer
-from duochat.config import AUTO, Settings, check
+from duochat.chat.grammar import Schemas
+from duochat.chat.text import THINK, AnswerText, Messages, Tokenizer
+from duochat.config import AUTO, FIELDS, Settings, check
 from duochat.engine.decoding import Request
 from duochat.engine.lanes import never
 from duochat.engine.rounds import Round
-from duochat.engine.sampling import Sampling
+from duochat.engine.sampling import Grammar, Sampling
 
 if TYPE_CHECKING:
     from duochat.engine.engine import Engine
@@ -42,6 +44,7 @@ class Options:
     stop: tuple[str, ...] = Settings.stop
     system: str = Settings.system
     draft_budget: int | str = Settings.draft_budget
+    schema: str = ""  # JSON schema that the answer follows; programs ask for it
 
     def __post_init__(self) -> None:
         if self.draft_budget is None:  # so "auto" was written in records of earlier versions
@@ -51,17 +54,22 @@ class Options:
     @classmethod
     def of(cls, settings: Any, **overrides: Any) -> Options:
         """The settings' own values, with some replaced."""
-        return cls(**{f.name: getattr(settings, f.name) for f in fields(cls)} | overrides)
+        return cls(**{name: getattr(settings, name) for name in SETTINGS} | overrides)
 
     def check(self, context_length: int) -> None:
         """Raises DuoChatError on the first value that no answer can be made with."""
         if isinstance(self.stop, str):
             raise DuoChatError(f"stop is {self.stop!r}: give a list of texts that are not empty.")
-        for f in fields(self):
-            check(f.name, getattr(self, f.name), context_length if f.name == "max_tokens" else None)
+        for name in SETTINGS:
+            check(name, getattr(self, name), context_length if name == "max_tokens" else None)
 
-    def sampling(self) -> Sampling:
-        return Sampling(**{f.name: getattr(self, f.name) for f in fields(Sampling) if hasattr(self, f.name)})
+    def sampling(self, grammar: Grammar | None = None) -> Sampling:
+        return Sampling(
+            **{f.name: getattr(self, f.name) for f in fields(Sampling) if f.name in SETTINGS}, grammar=grammar
+        )
+
+
+SETTINGS = tuple(f.name for f in fields(Options) if f.name in FIELDS)  # what has a default of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +110,27 @@ class Chat:
         else:
             messages = conversation(messages, options.system)
             prompt = fit(self.tokenizer, messages, length, options.max_tokens)
+        grammar = self._schemas.grammar(options.schema) if options.schema else None
         continued = bare or messages[-1]["role"] == "assistant"
-        text = AnswerText(self.tokenizer, options.stop, self.engine.eos | self.tokenizer.eos, continued)
+        text = AnswerText(self.tokenizer, options.stop, self.engine.eos, continued)
         room = min(options.max_tokens, length - len(prompt.ids))
-        request = Request(options.sampling(), room, options.decoder, options.draft_budget, text.keep)
+        request = Request(options.sampling(grammar), room, options.decoder, options.draft_budget, text.keep)
+        thinks = not (continued or grammar) and self.tokenizer.opens_thought(prompt.ids)
+        opening = THINK if thinks else ""  # the prompt said it
         size = {"prompt_tokens": len(prompt.ids), "context_length": length}
         yield Step(phase="prefill", progress=(0, len(prompt.ids)), notice=_dropped_notice(prompt, length), **size)
         for r in self.engine.decode(prompt.ids, request, cancelled, progress):
             cut_short = r.finish == "length" and room < options.max_tokens
             notice = f"The answer ends here because the context of {length} tokens is full." if cut_short else ""
-            yield replace(self._step(r, text), notice=notice, **size)
+            yield replace(self._step(r, text, "" if r.index else opening), notice=notice, **size)
 
-    def _step(self, r: Round, text: AnswerText) -> Step:
+    @cached_property
+    def _schemas(self) -> Schemas:
+        return self.tokenizer.schemas(self.engine.vocabulary, self.engine.eos)
+
+    def _step(self, r: Round, text: AnswerText, opening: str) -> Step:
         pieces = [text.push(token) for token in r.tokens]
+        pieces[:1] = [opening + piece for piece in pieces[:1]]
         if r.finish and (held := text.flush()):
             pieces[-1:] = ["".join([*pieces[-1:], held])]
         return Step(

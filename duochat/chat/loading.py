@@ -35,14 +35,13 @@ def prepare(settings: Settings, progress: Progress, alone: bool = True) -> Load:
 def _load(files: Files, settings: Settings, progress: Progress, alone: bool) -> Chat:
     from duochat.chat.chat import Chat
     from duochat.chat.text import Tokenizer
-    from duochat.engine.engine import Engine  # torch and llama_cpp come with it
-    from duochat.models import target_folder
+    from duochat.engine.engine import Engine  # llama_cpp comes with it
 
-    own = files.target if files.backend == "llama" else target_folder(files.target, progress)
-    tokenizer = Tokenizer.load(own, settings.chat_template)
+    tokenizer = Tokenizer.load(files.target, settings.chat_template)
     engine = Engine.load(settings, progress, files)
     if engine.fault and not alone:
         raise DuoChatError(engine.fault)
+    engine.target.eos |= tokenizer.eos  # fine-tunes come whose other settings name another end token, or none
     return Chat(engine, tokenizer)
 
 

@@ -15,9 +15,11 @@ from uuid import uuid4
 import tokenizers
 
 from duochat import DuoChatError
+from duochat.chat.grammar import Schemas
 from duochat.chat.template import TRANSCRIPT, Messages, Template, read_json, template_of
-from duochat.models import gguf, tokenizer
+from duochat.models import gguf, sentencepiece, tokenizer
 
+THINK = "<think>\n"  # as templates open it
 CHARACTER_PART = "…"  # shown for a drafted token that is no whole character
 
 
@@ -83,8 +85,17 @@ class Tokenizer:
         mark = f"\ufdd0{uuid4().hex}\ufdd0"
         messages = [{**m, "content": self._broken(m["content"], mark)} for m in messages]
         tail = messages[-1]["content"] if messages[-1]["role"] == "assistant" else ""
-        text = self._template.render(messages[:-1] if tail else messages) + tail
+        text = self._template.render(messages[:-1] if tail else messages)
+        text += tail.removeprefix(THINK) if text.endswith(THINK) else tail
         return self._apart(text, mark) if mark in text else self.encode(text)
+
+    def schemas(self, vocabulary: int, ends: Iterable[int]) -> Schemas:
+        """What makes grammars of JSON schemas. vocabulary: of the model, which may be larger."""
+        return Schemas(self._tokens.to_str(), vocabulary, self.eos | {*ends})
+
+    def opens_thought(self, ids: Sequence[int]) -> bool:
+        """Does a prompt end with the tag that begins what a model thinks before it answers?"""
+        return self._tokens.decode(list(ids[-8:]), skip_special_tokens=False).endswith(THINK)
 
     def _broken(self, content: str, mark: str) -> str:
         """What a person wrote, with `mark` between the letters of each control token: a template's code still sees
@@ -222,7 +233,9 @@ def _undecided(text: str, stops: Sequence[str]) -> int:
 
 
 def _read_tokens(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
+    path, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    if not path.is_file() and pieces.is_file():
+        return tokenizer.from_pieces(sentencepiece.read(pieces))
     if not path.is_file():
         raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
     try:

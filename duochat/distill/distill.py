@@ -8,7 +8,6 @@ and go on from their last checkpoint after a crash or in a second run with the s
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import logging
 import shutil
@@ -69,10 +68,14 @@ def main(args: argparse.Namespace) -> None:
         Worker(args).run()
         return
     groups, seconds = _groups(args), args.minutes * 60
+    plans = [Plan.parse(text) for group in groups for text in group.split(",")]
+    shape = gguf_file.Source.open(Path(args.target)).shape
+    for plan in plans:
+        plan.shape(shape)  # refuses what does not fit before the work
     log.info("%.0f s of writing, then training till %.0f s: see --minutes", args.text_share * seconds, seconds)
-    deadline = time.time() + args.minutes * 60
+    deadline = time.time() + seconds
     _supervise([_command(args, k, group, deadline) for k, group in enumerate(groups)], args.work, deadline)
-    _finish(args, [Plan.parse(text).name for group in groups for text in group.split(",")])
+    _finish(args, [plan.name for plan in plans])
 
 
 def _groups(args: argparse.Namespace) -> list[str]:
@@ -161,13 +164,14 @@ class Worker:
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
-        self.exact = self.source.model().to(self.device)
-        self.target = copy.deepcopy(self.exact).to(torch.bfloat16) if self.device.type == "cuda" else self.exact
+        self.target = self.source.model()
+        if self.device.type == "cuda":
+            self.target = self.target.to(self.device, torch.bfloat16)
         self._say("target loaded, %.0f s", time.time() - self.began)
-        if self.compiled:
+        self._answer()
+        if self.compiled:  # now, for it takes some seconds for each size of a batch
             self.target.fuse()
         self._write_text()
-        self._answer()
         students = self._students()
         self._train(students)
         for student in students:
@@ -187,7 +191,7 @@ class Worker:
         if done.exists():
             return
         seconds = (self.args.deadline - self.began) * self.args.text_share
-        until = time.monotonic() + seconds - (time.time() - self.began)
+        until = time.monotonic() + max(0, seconds - (time.time() - self.began))
         made = len(list(self.work.glob(f"text-{self.id}-*.npz")))
         seed = self.args.seed + 1000 * self.id + made
         total, began = 0, time.monotonic()
@@ -207,6 +211,7 @@ class Worker:
         """(rows, length, share of the time): what was asked for, else what half of the free memory holds."""
         if self.args.batches or self.device.type != "cuda":
             return _parsed(self.args.batches or CPU_BATCHES)
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
         rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(self.target.shape, n))) for n in GPU_LENGTHS}
         self._say("%s rows x tokens fill half of the %.0f GB that are free of %.0f", rows, free / 1e9, total / 1e9)
@@ -253,7 +258,7 @@ class Worker:
             return
         asked = evaluate.prompts(self.args.prompts, self.args.limit)
         length, temperature = self.args.answer_tokens, TEMPERATURES[kind]
-        answers = evaluate.answers(self.exact, self.source, asked, length, temperature, self.compiled)
+        answers = evaluate.answers(self.target, self.source, asked, length, temperature, self.compiled)
         _write_json(path, [vars(one) for one in answers])
         self._say("%s answers to %d prompts, %.0f s", kind, len(answers), time.monotonic() - began)
 
@@ -286,7 +291,7 @@ class Worker:
         return {"shape": vars(shape), "weights": weights, "rate": student.plan.rate, "untrained": start}
 
     def _train(self, students: list[Student]) -> None:
-        del self.exact, self.target
+        del self.target
         torch.cuda.empty_cache()
         texts, start = self._texts(), self._resume(students)
         self.frequent = self._most_frequent(texts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from duochat.distill.student import Llama, Shape
 from duochat.distill.writing import Text
 
 log = logging.getLogger("distill")
+BLOCK = 32  # weights that share a scale in GGUF's Q4_0 and Q8_0
 CHUNK = 8192
 WINDOW = 512  # tokens: of longer rows a part is read, as the draft lane reads the end of a long conversation
 CHECKED_EVERY = 50
@@ -57,10 +59,11 @@ class Plan:
 
         A key head serves three queries, or as many as the target's if these are fewer.
         """
-        if self.width % target.head_width or not 0 < self.layers <= target.layers or self.width > target.width:
+        step = math.lcm(target.head_width, BLOCK)
+        if self.width % step or self.ffn % BLOCK or not 0 < self.layers <= target.layers or self.width > target.width:
             raise DuoChatError(
-                f"Student {self.name} does not fit: its width must be a multiple of {target.head_width} up to "
-                f"{target.width}, its layers at most {target.layers}."
+                f"Student {self.name} does not fit: its width must be a multiple of {step} up to {target.width}, its "
+                f"layers at most {target.layers}, its inner width a multiple of {BLOCK}."
             )
         heads = self.width // target.head_width
         most = min(heads, max(target.kv_heads, heads // 3))
@@ -105,7 +108,7 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
 @torch.no_grad()
 def q4_0(weight: Tensor) -> Tensor:
     """The weight as GGUF's Q4_0 keeps it: 16 levels times a scale in fp16 for each 32 neighbours in a row."""
-    blocks = weight.float().reshape(-1, 32)
+    blocks = weight.float().reshape(-1, BLOCK)
     scale = blocks.gather(1, blocks.abs().argmax(1, keepdim=True)) / -8
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
     levels = (blocks * inverse + 8.5).trunc().clamp(0, 15) - 8

@@ -120,10 +120,10 @@ def _row(tokenizer: Tokenizer, rng: random.Random, task: str, long: bool, length
     stems = tuple(tokenizer.encode(_stem(task, rng)) for _ in range(2))
     if long:
         most = rng.randint(length // 3, max(length // 3, length - 280))
-        return Row((stems[0], []), (rng.uniform(0.7, 1.0), _answer_temperature(rng)), (most, 1), (most, 200))
+        return Row((stems[0], []), (rng.uniform(0.8, 1.0), _answer_temperature(rng)), (most, 1), (most, 200))
     if rng.random() < 0.3 and task == "chat":
         stems = (stems[0], [])
-    user = rng.uniform(0.6, 1.1)
+    user = rng.uniform(0.7, 1.1)  # below, small models repeat themselves
     return Row(stems, (user, _answer_temperature(rng)), (2, 1), (120, rng.choice((96, 144, 192))))
 
 

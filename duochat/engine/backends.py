@@ -4,40 +4,66 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from duochat import DuoChatError
-from duochat.config import AUTO, Settings
+from duochat.config import AUTO, FIELDS, Settings
 from duochat.engine import native
 from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
-from duochat.engine.llama.drafter import LlamaDrafter
-from duochat.engine.llama.target import LlamaTarget
-from duochat.engine.pytorch import TorchTarget
 from duochat.models import Progress, target_folder
 from duochat.models.files import Files
 from duochat.models.store import cache_dir
 
+Lane = TypeVar("Lane", Drafter, Target)
+LLAMA = (
+    "gpu_layers",
+    "tensor_overrides",
+    "devices",
+    "split",
+    "flash_attention",
+    "cache_type",
+    "rpc",
+)  # its own settings
+
 
 def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
     """The draft in C where that fits the file and is quicker here, else on llama.cpp. Raises DuoChatError."""
+    from duochat.engine.llama.drafter import LlamaDrafter
+
     threads = 1 if settings.draft_threads == AUTO else settings.draft_threads
     length = min(settings.context_length, target.context_length)
     asked = (path, length, threads, settings.draft_vocabulary)
     own = native.load(*asked)
     if own is None:
         return LlamaDrafter(*asked[:3], vocabulary=asked[3])
-    about = [*asked, path.stat().st_mtime_ns, own.describe(), available_cores(), platform.node()]
-    verdict = cache_dir() / "calibration" / f"drafter-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
+    about = [*asked, path.stat().st_mtime_ns, own.describe()]
+    return _quicker(
+        "drafter",
+        about,
+        own,
+        lambda: LlamaDrafter(*asked[:3], vocabulary=asked[3]),
+        lambda drafter: drafter.measure((1,), threads)[1],
+    )
+
+
+def _quicker(
+    role: str, about: list[Any], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
+) -> Lane:
+    """The lane in C, or the one on llama.cpp if that takes less time here: measured once, and remembered."""
+    about = [*about, available_cores(), platform.node()]
+    verdict = cache_dir() / "calibration" / f"{role}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     with suppress(OSError):
         if verdict.read_text() == "native":
             return own
     try:
-        other = LlamaDrafter(*asked[:3], vocabulary=asked[3])
+        other = load()
     except DuoChatError:  # llama.cpp cannot run here
         return own
-    quicker, slower = sorted((own, other), key=lambda drafter: drafter.measure((1,), threads)[1])
+    quicker, slower = sorted((own, other), key=seconds)
     slower.close()
     with suppress(OSError):  # a cache that cannot be written: measured again
         verdict.parent.mkdir(parents=True, exist_ok=True)
@@ -47,33 +73,56 @@ def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
 
 def load_target(settings: Settings, files: Files, progress: Progress) -> Target:
     """The target on the backend that was chosen for its files. Raises DuoChatError."""
-    on = {"torch": _on_torch, "llama": _on_llama}
+    on = {"torch": _on_torch, "llama": _on_llama, "native": _on_native}
     return on[files.backend](settings, files.target, progress)
 
 
-def _on_llama(settings: Settings, path: Path, progress: Progress) -> LlamaTarget:
+def _cores(settings: Settings) -> int:
+    return available_cores() if settings.target_threads == AUTO else settings.target_threads
+
+
+def _on_native(settings: Settings, path: Path, progress: Progress) -> Target:
+    if reason := native.unfit(path):
+        raise DuoChatError(f"The native lane does not take {path.name}, {reason}: leave out backend.")
     progress("Loading the target model", 0, 0)
-    auto = settings.target_threads == AUTO
-    return LlamaTarget.load(
-        path,
-        context_length=settings.context_length,
-        threads=available_cores() if auto else settings.target_threads,
-        gpu_layers=settings.gpu_layers,
-        tensor_overrides=settings.tensor_overrides,
-        devices=settings.devices,
-        split=[float(share) for share in settings.split.split(",") if share],
-        flash_attention={AUTO: None}.get(settings.flash_attention, settings.flash_attention),
-        cache_type=settings.cache_type,
-        reproducible=settings.reproducible,
-        rpc=settings.rpc,
-    )
+    return native.NativeTarget(path, settings.context_length, _cores(settings))
 
 
-def _on_torch(settings: Settings, path: Path, progress: Progress) -> TorchTarget:
+def _on_llama(settings: Settings, path: Path, progress: Progress) -> Target:
+    """On llama.cpp; where that is not asked for, in C if the file fits and that is quicker."""
+    from duochat.engine.llama.target import LlamaTarget
+
+    progress("Loading the target model", 0, 0)
+
+    def load() -> Target:
+        return LlamaTarget.load(
+            path,
+            context_length=settings.context_length,
+            threads=_cores(settings),
+            gpu_layers=settings.gpu_layers,
+            tensor_overrides=settings.tensor_overrides,
+            devices=settings.devices,
+            split=[float(share) for share in settings.split.split(",") if share],
+            flash_attention={AUTO: None}.get(settings.flash_attention, settings.flash_attention),
+            cache_type=settings.cache_type,
+            reproducible=settings.reproducible,
+            rpc=settings.rpc,
+        )
+
+    asked = settings.backend != AUTO or any(getattr(settings, name) != FIELDS[name].default for name in LLAMA)
+    if asked or native.unfit(path):
+        return load()
+    about = [path, path.stat().st_mtime_ns, _cores(settings)]
+    own = _on_native(settings, path, progress)
+    return _quicker("target", [*about, own.describe()], own, load, lambda target: target.measure((1,), 128)[1])
+
+
+def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
     """path: a folder, or a GGUF file that is unpacked into the cache."""
+    from duochat.engine.pytorch import TorchTarget
+
     folder = target_folder(path, progress)
     progress("Loading the target model", 0, 0)
-    auto = settings.target_threads == AUTO
     return TorchTarget.load(
         folder,
         device=settings.device,
@@ -81,6 +130,5 @@ def _on_torch(settings: Settings, path: Path, progress: Progress) -> TorchTarget
         context_length=settings.context_length,
         compile=settings.compile,
         reproducible=settings.reproducible,
-        threads=max(1, available_cores() // 2) if auto else settings.target_threads,
-        prompt_threads=available_cores() if auto else 0,
+        threads=_cores(settings),
     )

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -142,12 +142,18 @@ class Costs:
     sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
     shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
+    target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has
+    at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
+    turns: bool = False  # `duotree` is expected to be faster in turns
+    lone: float = 0.0  # seconds of a plain forward, calibrated, where other cores take part than in `target`
     hands: Threads = field(init=False, repr=False, compare=False)
     _alone: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)  # of forwards, drafts apart
     _forwards: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.hands = Threads(self.threads, self.sweep)
+        if self.at_once:
+            self.at_once.lone, self.at_once._alone = self.target.measured(1), self._alone
 
     @classmethod
     def of(cls, target: Mapping[int, float], draft: Mapping[int, float]) -> Costs:
@@ -170,7 +176,7 @@ class Costs:
     @property
     def plain(self) -> float:
         """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
-        return self._alone.value * self.target.measured(1)
+        return self._alone.value * (self.lone or self.target.measured(1))
 
     @property
     def known(self) -> bool:
@@ -199,12 +205,12 @@ class Costs:
 
     def sequential_budget(self, acceptance: float, most: int = 16) -> int:
         """γ that gives the most tokens per second when drafting and verifying take turns (arXiv 2211.17192, eq. 1)."""
+        return max(range(1, most + 1), key=lambda n: self.rate(acceptance, n, 1.0))
+
+    def rate(self, acceptance: float, length: int, delay: float) -> float:
+        """Tokens per second of chains of this length; delay: seconds by which one of drafting delays a forward."""
         a = _rate(acceptance)
-
-        def rate(n: int) -> float:
-            return (1 - a ** (n + 1)) / (1 - a) / (n * self.draft(1) + self.target(n + 1))
-
-        return max(range(1, most + 1), key=rate)
+        return (1 - a ** (length + 1)) / (1 - a) / (length * delay * self.draft(1) + self.target(length + 1))
 
     def chain_length(self, acceptance: float) -> int:
         """The pending chain that gives the most tokens per second when it is drafted beside a forward; γ* at most.
@@ -224,9 +230,10 @@ class Costs:
     @property
     def drifted(self) -> bool:
         """Whether live timings left the calibration by more than a quarter."""
-        return self.hands.now < self.threads or any(
+        live = self.hands.now < self.threads or any(
             not 0.75 <= curve.now.value <= 1.25 for curve in (self.target, self.draft)
         )
+        return live or bool(self.at_once and self.at_once.drifted)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
@@ -239,6 +246,9 @@ class Costs:
             "reading": self.reading,
             "contention": self.contention,
             "shared": self.shared,
+            "target_threads": self.target_threads,
+            "turns": self.turns,
+            "at_once": self.at_once and self.at_once.to_dict(),
         }
 
     @classmethod
@@ -246,8 +256,9 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        plain = {name: raw[name] for name in ("threads", "reading", "contention", "shared")}
-        return cls(Curve(target), Curve(draft), sweep=sweep, **plain)
+        plain = {name: raw[name] for name in ("threads", "reading", "contention", "shared", "target_threads", "turns")}
+        at_once = raw["at_once"] and cls.from_dict(raw["at_once"])
+        return cls(Curve(target), Curve(draft), sweep=sweep, at_once=at_once, **plain)
 
 
 def available_cores() -> int:
@@ -292,23 +303,44 @@ def fewest(sweep: Mapping[int, float]) -> int:
     return min(n for n, seconds in sweep.items() if seconds <= 1.1 * min(sweep.values()))
 
 
-def measure(target: Target, draft: Drafter | None, cores: int, target_on_cpu: bool) -> Costs:
+def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     """Measure both curves, and the number of draft threads that is best for one token.
 
-    The draft is measured beside a target at work. When that computes on the CPU too, each device is measured alone,
-    the lanes share the cores by halves, and wide forwards are not tried.
+    The draft is measured beside a target at work, or alone where that computes on the CPU too: then both ways to share
+    the cores are measured, and wide forwards are not tried.
     """
-    widths = CPU_WIDTHS if target_on_cpu else GPU_WIDTHS
-    for context in () if target_on_cpu else (100, 700):  # each length's graphs are captured now, not in a chat
-        target.measure(widths, context)
-    forwards = Curve(target.measure(widths, 256))
+    if target.shares_cores:
+        return _shared(target, draft, cores)
+    for context in (100, 700):  # each length's graphs are captured now, not in a chat
+        target.measure(GPU_WIDTHS, context)
+    forwards = Curve(target.measure(GPU_WIDTHS, 256))
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}))
-    with nullcontext() if target_on_cpu else beside(lambda: target.measure((1,), 256)):
-        sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores // 2 + 1 if target_on_cpu else cores)}
+    with beside(lambda: target.measure((1,), 256)):
+        sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
-        more = [] if target_on_cpu else sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})
-        reading = fewest(draft.measure_reading(more)) if more else 0
+        reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
     draft.set_threads(best, reading)
-    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, shared=target_on_cpu)
+    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep)
+
+
+def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
+    """In turns each has all cores; at once the draft has half of them at most, and the target the others."""
+    most = min(target.threads or cores, cores)
+    target.set_threads(most)
+    forwards = Curve(target.measure(CPU_WIDTHS, 256))
+    if draft is None:
+        return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
+    sweep = {n: draft.measure((1,), n)[1] for n in {*thread_counts(cores), cores}}
+
+    def divided(draft_threads: int, target_threads: int, forwards: Curve, at_once: Costs | None = None) -> Costs:
+        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads))
+        more = {"sweep": sweep, "shared": True, "target_threads": target_threads, "at_once": at_once}
+        return Costs(forwards, batches, threads=draft_threads, reading=cores, **more)
+
+    few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
+    others = max(1, min(most, cores - few))
+    target.set_threads(others, most)
+    at_once = divided(few, others, Curve(target.measure(CPU_WIDTHS, 256)))
+    return divided(fewest(sweep), most, forwards, at_once)

@@ -48,7 +48,10 @@ class State:
 
     def waits(self, question: Question, waited: float = 0.0) -> bool:
         """Whether the target waits for a draft: never for one that still reads, unless the schedule says so."""
-        return not self.fault and (self.joined or self.schedule.waits_for_prompt) and question(self.tree, waited)
+        schedule = self.schedule
+        if self.fault or not (self.joined or schedule.waits_for_prompt or schedule.turns):
+            return False
+        return question(self.tree, waited if self.joined else 0.0)
 
     def choose(self) -> list[Node]:
         """What the target verifies now, parents first: no more than was measured."""
@@ -136,6 +139,8 @@ class DraftLane:
     def start(self) -> None:
         """Draft from now on. The target goes first: preparing a forward and a draft's prompt at once delays both."""
         if self.running is None and self.drafter and self.state.schedule.drafts:
+            costs = self.state.schedule.costs
+            self.drafter.set_threads(costs.hands.now, costs.reading)
             self.running = self.drafter.thread.submit(self._run)
 
     def __exit__(self, *exc: object) -> None:

@@ -115,12 +115,9 @@ class Engine:
     def _stored(self) -> Costs | None:
         """The calibration of an earlier start; None when there is none that can be read."""
         try:
-            costs = Costs.from_dict(json.loads(self.store.read_text())) if self.store else None
+            return Costs.from_dict(json.loads(self.store.read_text())) if self.store else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        if costs and self.drafter:
-            self.drafter.set_threads(costs.threads, costs.reading)
-        return costs
 
     def describe(self) -> dict[str, Any]:
         """The `hardware` object of `chat --json`."""

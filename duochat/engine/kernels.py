@@ -16,23 +16,21 @@ from pathlib import Path
 
 from duochat.models import cache_dir
 
-THREADING = (["-fopenmp"], [])  # tried in this order
 FAULTS = (OSError, subprocess.SubprocessError)
 
 
 @cache
-def library(source: Path, *options: str, threading: bool = False, beside: str = "") -> ctypes.CDLL | None:
+def library(source: Path, *options: str) -> ctypes.CDLL | None:
     """The compiled source, from the user's cache or made now (about a second); None without a compiler that can.
 
-    options: for the compiler, after -march=native. threading: with OpenMP where there is one. beside: what else it was
-    made for. A cache that cannot be written costs the making at each start.
+    options: for the compiler, after -march=native. A cache that cannot be written costs the making at each start.
     """
     compiler = _compiler()
     if not compiler:
         return None
-    identity = f"{_text(source)}{compiler}{options}{beside}{_processor()}"
+    identity = f"{_text(source)}{compiler}{options}{_processor()}"
     name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    make = partial(_made, compiler, source, options, THREADING if threading else THREADING[1:])
+    make = partial(_made, compiler, source, options)
     try:
         return make(cache_dir() / "kernels" / name)
     except FAULTS:
@@ -56,28 +54,15 @@ def _text(source: Path) -> str:
     return text + "".join(_text(source.parent / name) for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE))
 
 
-def _made(
-    compiler: list[str], source: Path, options: tuple[str, ...], threadings: tuple[list[str], ...], path: Path
-) -> ctypes.CDLL:
-    """The library of this name, compiled if it is not there; under its name only when it can be loaded.
-
-    Linked without OpenMP: its symbols come from the library that torch has loaded, so both share one pool of threads.
-    """
+def _made(compiler: list[str], source: Path, options: tuple[str, ...], path: Path) -> ctypes.CDLL:
+    """The library of this name, compiled if it is not there; under its name only when it can be loaded."""
     if path.is_file():
         return ctypes.CDLL(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        object_file, unproved = Path(folder) / "kernel.o", Path(folder) / path.name
-        for threading in threadings:
-            try:
-                _run(*compiler, "-O3", "-march=native", "-fPIC", *options, *threading, "-c", source, "-o", object_file)
-                _run(*compiler, "-shared", object_file, "-lm", "-o", unproved)
-                ctypes.CDLL(str(unproved))
-            except FAULTS:
-                if threading == threadings[-1]:
-                    raise
-            else:
-                break
+        unproved = Path(folder) / path.name
+        _run(*compiler, "-O3", "-march=native", "-fPIC", "-shared", *options, source, "-lm", "-o", unproved)
+        ctypes.CDLL(str(unproved))
         os.replace(unproved, path)
     return ctypes.CDLL(str(path))
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -30,6 +32,14 @@ class Cancelled(Exception):
 def never() -> bool:
     """The `cancelled` argument of a call that nobody cancels."""
     return False
+
+
+def common(held: list[int], context: Sequence[int]) -> int:
+    """Length of the longest common prefix; quick when it is all that is held."""
+    if context[: len(held)] == held:
+        return len(held)
+    pairs = enumerate(zip(held, context, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(held), len(context)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,8 @@ class Target(Protocol):
     context_length: int  # tokens of prompt and answer together
     vocabulary: int  # token ids are below this
     most_nodes: int  # of one `verify`
-    shares_cores: bool  # it computes on the CPU, beside the draft
+    shares_cores: bool  # it computes on the CPU, with the draft's cores
+    threads: int = 0  # of these it may have; 0 = all
 
     def verify(
         self,
@@ -136,13 +147,32 @@ class Target(Protocol):
         """`verify` in two steps: what is returned gives the answer. A device of its own computes in between."""
         return partial(self.verify, context, tree, sampling, cancelled, progress)
 
-    def measure(self, widths: Iterable[int], context: int) -> dict[int, float]:
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
+
+    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
-        out."""
-        ...
+        out. They take turns, so that other work on the machine meets all of them alike. Clears the cache."""
+        from duochat.engine.sampling import Sampling
+
+        length = min(context, self.context_length - repeats - 2)
+        chains = {w: [(0, node - 1) for node in range(w - 1)] for w in widths if w <= self.most_nodes + 1}
+        held = [token % self.vocabulary for token in range(length)]
+        self.verify(held, (), Sampling())
+        seconds: dict[int, list[float]] = {width: [] for width in chains}
+        for _ in range(repeats):
+            held.append(len(held) % self.vocabulary)
+            for width, chain in chains.items():
+                begun = perf_counter()
+                self.verify(held, chain, Sampling())
+                seconds[width].append(perf_counter() - begun)
+        return {width: median(taken) for width, taken in seconds.items()}
 
     def describe(self) -> dict[str, Any]:
-        """What a report says of this lane: `target_backend`, `target_device`, `target_dtype`, its size, …"""
+        """What a report says of this lane: `target_backend`, `target_device`, `target_dtype`, its size, …
+
+        target_exact: whether all decoders give the same text, near ties too.
+        """
         ...
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 It depends on the path, so each node of a tree has its own. In this order, for a token with the logit l:
 - repetition (transformers' form of arXiv 1909.05858): l / r where l > 0, else l · r, if prompt or answer holds it;
 - frequency and presence (OpenAI's): l - f · n - p · [n > 0], for a token that the answer holds n times;
-- bias (OpenAI's): l + what was given for the token.
+- bias (OpenAI's): l + what was given for the token;
+- grammar: FORBIDDEN, for a token that it does not allow.
 Counts are added up before they meet a logit: so a row gives the same bits, whichever part of its path was committed.
 """
 
@@ -18,6 +19,8 @@ import numpy as np
 from duochat.engine.lanes import Edge
 from duochat.engine.sampling import Sampling
 
+FORBIDDEN = np.float32(-1e6)  # a logit that no noise at any temperature lifts; finite, as kernels take it
+
 
 class Changes(NamedTuple):
     """Of the logits of some rows: all rows share the tokens that may change."""
@@ -25,14 +28,20 @@ class Changes(NamedTuple):
     tokens: np.ndarray  # (k,) int64, ascending
     divisors: np.ndarray  # (rows, k) float32
     added: np.ndarray  # (rows, k) float32
+    allowed: np.ndarray | None = None  # (rows, vocabulary) bool, by a grammar
 
     def among(self, names: np.ndarray | None, size: int) -> Changes:
-        """For rows of `size` logits, of the tokens `names` in ascending order (None: their index); others go."""
+        """For rows of `size` logits, of the tokens `names` in ascending order (None: their index)."""
         places = self.tokens if names is None else names.searchsorted(self.tokens)
         there = places < size
         if names is not None:
             there[there] = names[places[there]] == self.tokens[there]
-        return Changes(places[there], *(np.ascontiguousarray(part[:, there]) for part in self[1:]))
+        parts = [self.divisors[:, there], self.added[:, there]]
+        if self.allowed is not None:
+            named = np.arange(size) if names is None else names  # a draft may have more tokens than the target
+            known = named < self.allowed.shape[1]
+            parts.append(self.allowed[:, np.where(known, named, 0)] & known)
+        return Changes(places[there], *map(np.ascontiguousarray, parts))
 
 
 def changes(context: Sequence[int], paths: Sequence[Sequence[int]], sampling: Sampling) -> Changes | None:
@@ -49,7 +58,8 @@ def changes(context: Sequence[int], paths: Sequence[Sequence[int]], sampling: Sa
     added[:, tokens.searchsorted(_ids(bias))] += list(bias.values())
     held[:, tokens.searchsorted(said)] = True
     divisors = np.where(held, sampling.repetition_penalty, 1)
-    return Changes(tokens, divisors.astype(np.float32), added.astype(np.float32))
+    allowed = sampling.grammar and sampling.grammar.allowed(context[sampling.start :], paths)
+    return Changes(tokens, divisors.astype(np.float32), added.astype(np.float32), allowed)
 
 
 def changed(logits: Any, divisors: Any, added: Any) -> Any:
@@ -63,12 +73,17 @@ def penalised(row: np.ndarray, made: Changes | None, number: int) -> Iterator[np
     if made is None:
         yield row
         return
+    whole = None if made.allowed is None else row.copy()
     before = row[made.tokens]
     row[made.tokens] = changed(before, made.divisors[number], made.added[number])
+    if whole is not None:
+        row[~made.allowed[number]] = FORBIDDEN
     try:
         yield row
     finally:
         row[made.tokens] = before
+        if whole is not None:
+            row[:] = whole
 
 
 def paths(tree: Sequence[Edge]) -> list[list[int]]:

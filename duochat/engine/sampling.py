@@ -9,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from duochat.config import FIELDS, Settings, check
+
+
+class Grammar(Protocol):
+    """Which tokens an answer may go on with."""
+
+    def allowed(self, answer: Sequence[int], paths: Sequence[Sequence[int]]) -> np.ndarray:
+        """Behind the answer and each of the paths: bool, paths x the target's vocabulary. From any thread."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Sampling:
     presence_penalty: float = Settings.presence_penalty
     frequency_penalty: float = Settings.frequency_penalty
     logit_bias: tuple[tuple[int, float], ...] = Settings.logit_bias
+    grammar: Grammar | None = None
     start: int = 0  # of the answer, in tokens
     said: tuple[int, ...] = field(default=(), compare=False)  # the different tokens before
 
@@ -43,7 +52,7 @@ class Sampling:
     @property
     def penalised(self) -> bool:
         penalties = (self.presence_penalty, self.frequency_penalty, self.logit_bias)
-        return self.repetition_penalty != 1 or any(penalties)
+        return self.repetition_penalty != 1 or any(penalties) or self.grammar is not None
 
     def after(self, prompt: Sequence[int]) -> Sampling:
         """For the answer to a prompt."""

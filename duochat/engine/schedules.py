@@ -19,13 +19,21 @@ class Schedule:
     """Plain decoding: nothing is drafted. The base of the others."""
 
     drafts = False
+    parallel = False  # whether it always drafts while the target computes
     waits_for_prompt = False  # whether the target's first forward waits until the draft has read the prompt
+    turns = False  # whether lanes that share their cores take turns, the draft's reading included
 
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
-        self.costs = costs
+        self.whole = costs  # of a target that has all its cores
+        self.costs = (self.parallel and costs.at_once) or costs
         self.fixed_budget = 0 if budget == AUTO else budget
         self.reason = ""  # why drafting is paused just now
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
+
+    @property
+    def target_threads(self) -> int:
+        """The target's next forward has so many, on the CPU; 0 = it has a device of its own."""
+        return self.costs.target_threads
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -129,6 +137,7 @@ class Parallel(Chained):
     sequence grows longer than pays to verify: with few open ones and a wide forward that costs, that is below γ.
     """
 
+    parallel = True
     SEQUENCES = 8
 
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
@@ -268,25 +277,44 @@ class Lookup:
 
 
 class Best(Schedule):
-    """The persistent tree: expand what the target most probably reaches, verify what pays, wait only when it pays."""
+    """The persistent tree: expand what the target most probably reaches, verify what pays, wait only when it pays.
+
+    Where both lanes share few cores they take turns: the draft works while that is worth a wait, and then rests.
+    """
 
     drafts = True
     SMALLEST = 2e-3  # reach below which a node is not worth a decode, though it costs the target nothing
+    SURE = 0.9  # of a draft's first choices that are accepted, at most
     WORTH = 0.2  # tokens that a decoded node brings when the target reaches it; the rest come too late or are wrong.
     #              `simulate` gives the same speed, within 2 %, from .1 to .4, with and without a GPU
     BATCHES = (1, 2, 4, 8)
 
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
+        self.turns, self.parallel = costs.turns, not costs.turns
         super().__init__(costs, budget)
-        self.watch = Watch(costs)
+        self.watch = Watch(self.costs)
         self.lookup = Lookup()
         self.rate = 1.5 / costs.plain  # tokens per second lately
+        self.reason = self._vain()
+
+    @property
+    def target_threads(self) -> int:
+        return (self.whole if self.reason else self.costs).target_threads
+
+    def _vain(self) -> str:
+        """Why no draft can be worth a wait, where each costs one: not even a sure token's first child."""
+        costs = self.costs
+        draft, row = costs.draft(1) / costs.target(1), costs.row(1) / costs.target(1)
+        if not self.turns or draft + row < self.SURE:
+            return ""
+        return f"a drafted token costs {draft + row:.2f} of a forward here: drafting cannot pay"
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
-        if self.reason or self.reading:
+        if self.reason or self.reading or (self.turns and verifying):
             return []
         nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= self._smallest]
-        return nodes[: self._batch([n.reach for n in nodes])]
+        nodes = nodes[: self._batch([n.reach for n in nodes])]
+        return nodes if not self.turns or self._pays(tree, nodes, 0.0) else []
 
     @property
     def _smallest(self) -> float:
@@ -327,15 +355,17 @@ class Best(Schedule):
         if self.reason or self.rate * self.costs.draft(1) > 1:  # not even for a sure token
             return False
         nodes = self.frontier(tree, verifying=False)
-        if not nodes:
-            return False
+        return bool(nodes) and self._pays(tree, nodes, waited)
+
+    def _pays(self, tree: Tree, nodes: list[Node], waited: float) -> bool:
         row = self.rate * self.costs.row(len(self.pending(tree)) + 1)
         gain = sum(max(0.0, node.reach * tree.promise - row) for node in nodes)
         return gain > self.rate * max(self.costs.draft(len(nodes)), waited)
 
     def observe(self, r: Round) -> None:
-        super().observe(r)
-        self.reason = self.watch.observe(r)
+        self.reading = False
+        (self.whole if self.reason else self.costs).observe(r)
+        self.reason = self.watch.observe(r) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from duochat import config
 from duochat.config import PAIR, Settings
@@ -44,7 +45,8 @@ def list_models() -> list[Entry]:
 
 def unfit(settings: Settings, memory: Memory) -> str:
     """Why a pair does not fit the memory, "" when it does."""
-    return short_of(settings.target_gib, settings.draft_gib, memory)
+    shared = settings.target.endswith(".gguf") and settings.backend != "torch"
+    return short_of(settings.target_gib, settings.draft_gib, memory, shared)
 
 
 def short_of(target: float, draft: float, memory: Memory, shared: bool = False) -> str:
@@ -66,17 +68,27 @@ def measure() -> Memory:
     """RAM by psutil and GPU memory by NVML; neither loads torch."""
     import psutil
 
-    return Memory(psutil.virtual_memory().total / 2**30, _cards() / 2**30)
+    return Memory(psutil.virtual_memory().total / 2**30, sum(card["memory_bytes"] for card in gpus()) / 2**30)
 
 
-def _cards() -> int:
+def gpus() -> list[dict[str, Any]]:
+    """Name, memory in bytes, driver and present load of each NVIDIA card."""
     try:
         import pynvml
     except ImportError:
-        return 0
+        return []
     try:
         pynvml.nvmlInit()
-        cards = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return sum(pynvml.nvmlDeviceGetMemoryInfo(card).total for card in cards)
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        return [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+                "load": pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+                "driver": driver,
+            }
+            for handle in handles
+        ]
     except pynvml.NVMLError:
-        return 0
+        return []

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from duochat.models import folder, gguf, store, tokenizer, weights
 from duochat.models.store import Progress, silent
 
-FORMAT = 2  # raise it when the converted folder's content changes
+FORMAT = 3  # raise it when the converted folder's content changes
 
 
 def target_folder(path: Path, progress: Progress | None = None) -> Path:
-    """The folder with config.json, tokenizer and weights of a target. Raises DuoChatError when there can be none."""
+    """The folder with config.json and weights of a target. Raises DuoChatError when there can be none."""
     progress = progress or silent
     if path.is_dir():
         folder.refuse_broken(path)
-        return folder.with_tokenizer(path, progress)
+        return path
     header = gguf.read(path)
-    config = weights.config(header)  # refuses what has none before its gigabytes are read
+    weights.config(header)  # refuses what has none before its gigabytes are read
 
     def build(partial: Path) -> None:
         partial.mkdir()
-        progress(f"Reading the vocabulary of {path.name}", 0, 0)
-        (partial / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        progress(f"Unpacking the weights of {path.name}", 0, 0)
+        weights.unpack(header, partial)
         tokenizer.write_tokenizer(header, partial)
-        weights.write_weights(header, partial, progress)
 
     return store.make_once(converted(header, progress), build, progress)
 

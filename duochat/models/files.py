@@ -8,11 +8,14 @@ from pathlib import Path
 
 from duochat import DuoChatError
 from duochat.config import AUTO, Settings
-from duochat.models import gguf
+from duochat.models import catalog, gguf
 from duochat.models.convert import require_target
 from duochat.models.fetch import fetch
 from duochat.models.pair import require_pair
 from duochat.models.store import Progress, silent
+
+HALF = 2  # bytes of a weight on a GPU, unpacked
+ROOM = 0.8  # of a GPU's memory that is for weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,19 @@ def locate(settings: Settings, progress: Progress = silent) -> Files:
 
 
 def backend_of(target: Path, asked: str = AUTO) -> str:
-    """ "torch" or "llama": auto takes torch where it can run the file, unpacked. Raises DuoChatError when none can."""
+    """What runs the target. auto: a GGUF file stays as it is, on llama.cpp, unless a GPU has room for it unpacked and
+    torch can run it: that is faster there. Raises DuoChatError when nothing can.
+    """
     if target.is_dir() or asked == "torch":
-        if asked == "llama":
+        if asked not in (AUTO, "torch"):
             raise DuoChatError(f"{target} is a folder, and llama.cpp reads GGUF files: leave out backend.")
         require_target(target)
         return "torch"
-    if asked == AUTO:
+    header = gguf.read(target)
+    if asked != AUTO:
+        return asked
+    if HALF * sum(t.elements for t in header.tensors) < ROOM * catalog.measure().gpu * 2**30:
         with suppress(DuoChatError):
             require_target(target)
             return "torch"
-    gguf.read(target)
     return "llama"

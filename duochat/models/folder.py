@@ -1,11 +1,7 @@
-"""A folder as transformers writes it: is it whole, can it be a target, has it a tokenizer?
-
-A folder that has a SentencePiece file only is joined by links in the cache, beside the tokenizer.json made from it.
-"""
+"""A folder as transformers writes it: is it whole, can it be a target?"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
-from duochat.models import sentencepiece, store, tokenizer
 from duochat.models.stand_in import recipe
-from duochat.models.store import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -84,9 +78,14 @@ def usable(folder: Path, kind: str = "") -> Iterator[None]:
     except DuoChatError:
         raise
     except Exception as fault:
-        why = (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        why = first_line(fault)
         what = f"{folder} cannot be loaded as a causal language model{kind and f' of kind {kind}'}"
         raise DuoChatError(f"{what} ({why}): choose another target.") from fault
+
+
+def first_line(fault: BaseException) -> str:
+    """Of what an exception says, else its kind."""
+    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]
 
 
 @contextmanager
@@ -101,26 +100,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def with_tokenizer(folder: Path, progress: Progress) -> Path:
-    """The folder itself, or its joined copy where tokenizer.json is made from SentencePiece's file."""
-    pieces = folder / "tokenizer.model"
-    if (folder / "tokenizer.json").is_file():
-        return folder
-    if not pieces.is_file():
-        raise DuoChatError(f"{folder} has no tokenizer.json: copy the model's tokenizer there or fetch it again.")
-
-    def build(partial: Path) -> None:
-        partial.mkdir()
-        progress(f"Reading the vocabulary of {folder.name}", 0, 0)
-        tokenizer.from_pieces(sentencepiece.read(pieces)).save(str(partial / "tokenizer.json"))
-        for file in folder.iterdir():
-            (partial / file.name).symlink_to(file.resolve())
-
-    about = f"{folder.resolve()} {store.digest_of(pieces)}".encode()
-    name = f"{folder.name}-{hashlib.sha256(about).hexdigest()[:12]}"
-    return store.make_once(store.cache_dir() / "converted" / name, build, progress)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -161,8 +161,13 @@ def need_room(path: Path, size: int) -> None:
 def remembered(name: str, path: Path, find: Callable[[], Any]) -> Any:
     """What `find` says of a file, a JSON value: asked once, until the file's place, size or times change."""
     state = path.stat()
-    about = (name, str(path.resolve()), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    note = cache_dir() / "facts" / f"{hashlib.sha256(repr(about).encode()).hexdigest()[:32]}.json"
+    about = (str(path.resolve()), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return recalled(name, about, find)
+
+
+def recalled(name: str, about: object, find: Callable[[], Any]) -> Any:
+    """What `find` says, a JSON value: asked once. about: its repr tells all that the answer depends on."""
+    note = cache_dir() / "facts" / f"{name}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     with suppress(OSError, ValueError):
         return json.loads(note.read_text(encoding="utf-8"))
     found = find()

@@ -1,27 +1,17 @@
-"""The weights of a GGUF file as transformers' safetensors and config.json, one tensor at a time.
-
-Every tensor keeps the values that the file holds: half-precision ones stay as they are, quantised ones become
-float32, the narrowest type that holds them exactly.
-"""
+"""Which GGUF files are unpacked for torch, by transformers: those of which the very same function comes out."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 from duochat import DuoChatError
 from duochat.models import store
-from duochat.models.gguf import BLOCKS, Header, Tensor
-from duochat.models.store import Progress
+from duochat.models.folder import OPTIONS, quiet, refuse_invented, usable
+from duochat.models.gguf import BLOCKS, Header
 
-if TYPE_CHECKING:
-    import numpy as np
-
-PLAIN = {0: "F32", 1: "F16", 30: "BF16"}  # GGUF type: its name in safetensors; all others are quantised
-WIDTH = {"F32": 4, "F16": 2, "BF16": 2}
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -83,6 +73,8 @@ def _refuse_unfit(header: Header) -> None:
     if header.architecture not in CLASSES:
         known = ", ".join(CLASSES)
         raise DuoChatError(f"A GGUF of architecture {header.architecture!r} is not converted (only {known}): {remedy}.")
+    if len(header.parts) > 1:
+        raise DuoChatError(f"A GGUF in parts is not converted: {remedy}.")
     if absent := next((name for name in SHAPE if header.get(name) is None), None):
         raise DuoChatError(f"{header.path} does not say its {absent}: fetch or copy the model again.")
     needed, held = _needed(header), {t.name: t for t in header.tensors}
@@ -112,67 +104,23 @@ def _strange_entries(header: Header) -> list[str]:
     return [k for k, v in about.items() if (v != same[k] if k in same else k not in ENTRIES or isinstance(v, list))]
 
 
-def _renamed(name: str) -> str:
-    """The name that transformers gives a GGUF tensor."""
-    *layer, part, kind = name.split(".")
-    return f"model.layers.{layer[1]}.{(LAYER | NORMS)[part]}.{kind}" if layer else f"{MODEL[part]}.{kind}"
+def unpack(header: Header, folder: Path) -> None:
+    """config.json and weights as transformers writes them; what is quantised becomes float32, which holds it exactly.
 
-
-def write_weights(header: Header, folder: Path, progress: Progress) -> None:
-    """model.safetensors; progress counts bytes. Memory: one tensor."""
-    out = folder / "model.safetensors"
-    total = sum(_bytes(t) for t in header.tensors)
-    store.need_room(out, total)
-    done = 0
-    with out.open("wb") as sink:
-        _write_table(header.tensors, sink)
-        for tensor in header.tensors:
-            for chunk in _values(header, tensor):
-                sink.write(chunk)
-                done += chunk.nbytes
-                progress(f"Unpacking the weights of {header.path.name}", done, total)
-
-
-def _type(tensor: Tensor) -> str:
-    return PLAIN.get(tensor.type, "F32")
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.elements * WIDTH[_type(tensor)]
-
-
-def _write_table(tensors: tuple[Tensor, ...], sink: IO[bytes]) -> None:
-    """The head of a safetensors file: its own length, then name, type, shape and place of each tensor."""
-    table, at = {"__metadata__": {"format": "pt"}}, 0
-    for t in tensors:
-        place = [at, at + _bytes(t)]
-        table[_renamed(t.name)] = {"dtype": _type(t), "shape": list(t.shape), "data_offsets": place}
-        at = place[1]
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)
-    sink.write(len(text).to_bytes(8, "little") + text)
-
-
-def _values(header: Header, tensor: Tensor) -> Iterator[np.ndarray]:
-    """A tensor's values in row order, by blocks of rows so that a large embedding takes little memory."""
-    import numpy as np
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    raw = _row_order(header, tensor, np.atleast_2d(tensor.rows()))
-    for start in range(0, len(raw), 4096):
-        part = np.ascontiguousarray(raw[start : start + 4096])
-        yield part if tensor.type in PLAIN else dequantize(part, GGMLQuantizationType(tensor.type)).astype(np.float32)
-
-
-def _row_order(header: Header, tensor: Tensor, raw: np.ndarray) -> np.ndarray:
-    """Undo the row order that llama.cpp gives the llama architecture's queries and keys.
-
-    There, the halves of a head that rotate together lie interleaved; transformers keeps first half, then second.
+    Memory: the whole model in float32.
     """
-    match = re.fullmatch(r"blk\.\d+\.attn_([qk])\.weight", tensor.name)
-    if header.architecture != "llama" or not match:
-        return raw
-    heads = header.get("attention.head_count")
-    heads = header.get("attention.head_count_kv", heads) if match[1] == "k" else heads
-    return raw.reshape(heads, -1, 2, raw.shape[-1]).swapaxes(1, 2).reshape(raw.shape)
+    import torch
+    from safetensors.torch import save_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    store.need_room(folder, sum(4 * t.elements for t in header.tensors))
+    told = config(header)
+    about = AutoConfig.for_model(told.pop("model_type"), **told)
+    source = header.path
+    with usable(source), quiet(), redirect_stderr(StringIO()):  # a bar of its own
+        options = {"gguf_file": source.name, "config": about, "dtype": torch.float32} | OPTIONS
+        model, found = AutoModelForCausalLM.from_pretrained(source.parent, **options)
+        refuse_invented(source, model, found)
+        del model.config.quantization_config
+        model.config.save_pretrained(folder)
+        save_model(model, str(folder / "model.safetensors"), {"format": "pt"})

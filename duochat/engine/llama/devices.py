@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from duochat.engine.llama.probe import rebuild
 
 CPU = 0  # the kinds of ggml-backend.h: CPU, GPU, GPU that shares the CPU's memory, accelerator beside the CPU
 GPUS = (1, 2)
+CONNECTS = 5.0  # seconds until a server must answer
 DRIVERS = (("/dev/nvidiactl", "NVIDIA", "CUDA"), ("/dev/kfd", "AMD", "VULKAN"))  # file of the driver, maker, for CMake
 
 
@@ -90,12 +92,18 @@ def connect(server: str) -> None:
     """Make the devices of a server "host:port" of llama.cpp's RPC backend known. Raises DuoChatError."""
     if not llama_cpp.llama_supports_rpc():
         raise DuoChatError(f"This llama.cpp cannot use other machines: build it with {rebuild('-DGGML_RPC=ON')}")
+    host, _, port = server.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTS).close()
+    except OSError as fault:  # llama.cpp would end this process
+        why = f"No rpc-server answers at {server} ({fault.strerror or fault})"
+        raise DuoChatError(f"{why}: start llama.cpp's ggml-rpc-server there, or leave it out of rpc.") from None
     registry = ctypes.c_void_p(_call("ggml_backend_reg_by_name", ctypes.c_void_p, b"RPC"))
     name = b"ggml_backend_rpc_add_server"
     add = _call("ggml_backend_reg_get_proc_address", ctypes.c_void_p, registry, name)
     added = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(add)(server.encode())
     if not added:
-        raise DuoChatError(f"No rpc-server answers at {server}: start one there, or leave it out of rpc.")
+        raise DuoChatError(f"The rpc-server at {server} lends no device: see what it says, or leave it out of rpc.")
     _call("ggml_backend_register", None, ctypes.c_void_p(added))
 
 

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from duochat.engine.choosing import choose
-from duochat.engine.lanes import Cancelled, Candidates, Drafter, never
+from duochat.engine.lanes import Cancelled, Candidates, Drafter, common, never
 from duochat.engine.llama.library import Llama
-from duochat.engine.llama.tree_cache import Entry, TreeCache, common
+from duochat.engine.llama.tree_cache import Entry, TreeCache
 from duochat.engine.penalties import changes, path, penalised
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node

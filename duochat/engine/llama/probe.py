@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -24,9 +26,11 @@ ROOT = Path(__file__).resolve().parents[3]
 FATAL = {-getattr(signal, name) for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP")}
 PATIENCE = 60.0  # seconds; a probe takes one
 KINDS = {
-    **{"token_embd": "Q8_0", "output": "Q4_0", "blk.0.attn_q": "Q4_0", "blk.0.attn_k": "Q8_0", "blk.0.attn_v": "Q4_1"},
-    **{"blk.0.attn_output": "Q4_K", "blk.0.ffn_gate": "Q6_K", "blk.0.ffn_up": "Q5_K", "blk.0.ffn_down": "F16"},
+    **{"token_embd": "Q8_0", "output": "Q4_0", "attn_q": "Q4_0", "attn_k": "Q8_0", "attn_v": "Q4_1"},
+    **{"attn_output": "Q4_K", "ffn_gate": "Q6_K", "ffn_up": "Q5_K", "ffn_down": "F16"},
 }
+OUTER = ("token_embd", "output")  # what is no layer's
+CONTEXT = 512  # of a pretended model
 LIVES, PLAIN_ONLY, DIES = "lives", "lives without extra buffers", "dies"
 
 
@@ -106,25 +110,52 @@ def identity() -> str:
     return hashlib.sha256(repr((facts, kernels._processor())).encode()).hexdigest()[:16]
 
 
-def _write(path: Path) -> None:
-    """A model of one layer whose products take every kind of kernel: many rows and few, in the usual quantisations."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a pretended model. groups: heads of keys and values."""
+
+    width: int = 256
+    inner: int = 256
+    layers: int = 1
+    heads: int = 4
+    groups: int = 4
+    head: int = 64
+    vocabulary: int = 256
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Rows and columns of each, by the keys of KINDS."""
+        narrow, wide = (n * self.head for n in (self.groups, self.heads))
+        rows = {"attn_q": wide, "attn_k": narrow, "attn_v": narrow, "ffn_gate": self.inner, "ffn_up": self.inner}
+        rows |= {"token_embd": self.vocabulary, "output": self.vocabulary}
+        columns = {"attn_output": wide, "ffn_down": self.inner}
+        return {name: (rows.get(name, self.width), columns.get(name, self.width)) for name in KINDS}
+
+
+def write(path: Path, shape: Shape, kinds: Mapping[str, str]) -> None:
+    """A Llama whose weights are all zero. kinds: the quantisation of each matrix, by the keys of KINDS."""
     import numpy as np
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-    writer, width = GGUFWriter(path, "llama"), 256
-    writer.add_context_length(64)
-    writer.add_embedding_length(width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(width)
-    writer.add_head_count(4)
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.inner)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.groups)
+    writer.add_key_length(shape.head)
+    writer.add_value_length(shape.head)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(width)
+    writer.add_vocab_size(shape.vocabulary)
     writer.add_tokenizer_model("none")
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    for name, kind in KINDS.items():
-        block, size = GGML_QUANT_SIZES[raw := GGMLQuantizationType[kind]]
-        writer.add_tensor(f"{name}.weight", np.zeros((width, width // block * size), np.uint8), raw_dtype=raw)
+    for name in ("output_norm", *(f"blk.{i}.{norm}_norm" for i in range(shape.layers) for norm in ("attn", "ffn"))):
+        writer.add_tensor(f"{name}.weight", np.ones(shape.width, np.float32))
+    for name, (rows, columns) in shape.matrices.items():
+        block, size = GGML_QUANT_SIZES[raw := GGMLQuantizationType[kinds[name]]]
+        zeros = np.zeros((rows, columns // block * size), np.uint8)
+        for place in ("",) if name in OUTER else (f"blk.{i}." for i in range(shape.layers)):
+            writer.add_tensor(f"{place}{name}.weight", zeros, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -135,7 +166,7 @@ def _decode(extra: bool) -> None:
     from duochat.engine.llama.library import Llama, Options
 
     with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder) / "probe.gguf")
+        write(Path(folder) / "probe.gguf", Shape(), KINDS)
         llama = Llama(Path(folder) / "probe.gguf", 256, 2, options=Options(extra_buffers=extra))
         for count in (1, 2, 33):
             llama.drop(0, 0)

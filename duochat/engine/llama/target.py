@@ -10,9 +10,7 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from duochat.models import gguf
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
 CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
+INEXACT = "rows of wider forwards round otherwise here: decoders give the same text up to near ties"
 SPLIT = ("f16", "f32")  # types of keys and values over which attention on the CPU is split or tiled
 
 
@@ -55,6 +54,7 @@ class LlamaTarget(Target):
         else:
             self.exact, llama.least, most = _rows(llama, reproducible)
             self._cache = TreeCache(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
+        self.notes += [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)
         self._tail = None if most == widths.ANY else most
 
@@ -102,6 +102,7 @@ class LlamaTarget(Target):
         llama = Llama(path, cells, threads, options=options)
         llama.set_threads(threads, prompt_threads)
         target = cls(llama, context_length, reproducible)
+        target.threads = threads
         target.device = found.device
         target.notes += [found.note] if found.note else []
         return target
@@ -190,26 +191,8 @@ class LlamaTarget(Target):
         return answer
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
-        """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
+        """See `Target.set_threads`."""
         self._llama.set_threads(threads, reading)
-
-    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """Median seconds of a forward by rows, over so many cached tokens; widths beyond a full tree are left out.
-
-        They take turns, so that other work on the machine meets all of them alike. The cache then holds nothing else.
-        """
-        length = min(context, self.context_length - repeats - 2)
-        chains = {w: [(0, node - 1) for node in range(w - 1)] for w in widths if w <= self.most_nodes + 1}
-        held = [token % self.vocabulary for token in range(length)]
-        self.verify(held, (), Sampling())
-        seconds: dict[int, list[float]] = {width: [] for width in chains}
-        for _ in range(repeats):
-            held.append(len(held) % self.vocabulary)
-            for width, chain in chains.items():
-                begun = time.perf_counter()
-                self.verify(held, chain, Sampling())
-                seconds[width].append(time.perf_counter() - begun)
-        return {width: statistics.median(taken) for width, taken in seconds.items()}
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from duochat.engine.lanes import Cancelled
+from duochat.engine.lanes import Cancelled, common
 from duochat.engine.llama.library import BATCH, Llama
 
 Progress = Callable[[int, int], None]
@@ -274,11 +274,3 @@ class TreeCache:
             entry.seq = next(iter(entry.children.values())).seq
             entry = entry.parent
         self._release([seq])
-
-
-def common(held: list[int], context: Sequence[int]) -> int:
-    """Length of the longest common prefix; quick when it is all that is held."""
-    if context[: len(held)] == held:
-        return len(held)
-    pairs = enumerate(zip(held, context, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(held), len(context)))

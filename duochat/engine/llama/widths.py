@@ -6,16 +6,13 @@ three for Q4_K, from two on for F16. Remembered by library, processor and file.
 
 from __future__ import annotations
 
-import hashlib
-from contextlib import suppress
-
 import numpy as np
 
 from duochat.engine.lanes import never
 from duochat.engine.llama import probe
 from duochat.engine.llama.library import Llama
 from duochat.models import gguf
-from duochat.models.store import cache_dir
+from duochat.models.store import recalled
 
 TRIED = (1, 2, 3, 4, 8, 32)
 ANY = 2**31 - 1  # what agrees up to the most that were tried agrees with any number
@@ -23,20 +20,9 @@ ANY = 2**31 - 1  # what agrees up to the most that were tried agrees with any nu
 
 def agreeing(llama: Llama) -> tuple[int, int]:
     """The least and the most rows of forwards that agree to the bit; the least is 1, or 2 where one row is apart."""
-    store = cache_dir() / "probes" / f"widths-{_identity(llama)}.txt"
-    with suppress(OSError, ValueError):
-        least, most = map(int, store.read_text().split())
-        return least, most
-    found = _measure(llama)
-    with suppress(OSError):
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(f"{found[0]} {found[1]}")
-    return found
-
-
-def _identity(llama: Llama) -> str:
     files = [(part.name, (about := part.stat()).st_size, about.st_mtime_ns) for part in gguf.read(llama.path).parts]
-    return hashlib.sha256(repr((files, probe.identity(), llama.options)).encode()).hexdigest()[:16]
+    least, most = recalled("widths", (files, probe.identity(), llama.options), lambda: _measure(llama))
+    return least, most
 
 
 def _measure(llama: Llama) -> tuple[int, int]:

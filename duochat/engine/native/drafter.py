@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from duochat.engine.choosing import Choice
-from duochat.engine.lanes import Cancelled, Candidates, Drafter, never
+from duochat.engine.lanes import Cancelled, Candidates, Drafter, common, never
 from duochat.engine.native.library import Native, unfit
 from duochat.engine.penalties import changes, path
 from duochat.engine.sampling import Sampling
@@ -112,7 +112,7 @@ class NativeDrafter(Drafter):
 
     def _follow(self, context: Sequence[int], cancelled: Callable[[], bool]) -> None:
         """Bring the trunk along the context, all but the last CHUNK tokens of it that are not cached."""
-        self._cut(_common(self._tokens, context[self._start :]))
+        self._cut(common(self._tokens, context[self._start :]))
         self._advance(context)
         seen, missing = len(context) - self._start, len(context) - 1 - self._root.position
         short = self._start > 0 and seen < self.WINDOW // 2
@@ -256,11 +256,3 @@ def _descend(entry: _Entry, tokens: Iterable[int], fresh: list[_Entry]) -> _Entr
             fresh.append(child)
         entry = child
     return entry
-
-
-def _common(cached: list[int], context: Sequence[int]) -> int:
-    """Length of the longest common prefix; quick when it is all that is cached."""
-    if context[: len(cached)] == cached:
-        return len(cached)
-    pairs = enumerate(zip(cached, context, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(cached), len(context)))

@@ -1,6 +1,6 @@
 """native.c and the files that it takes: which models fit, and a loaded one as an object. The only module that knows C.
 
-A model that does not fit is no fault: llama.cpp drafts with it.
+A model that does not fit is no fault: llama.cpp computes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from duochat.models.trim import kept
 
 SOURCE = Path(__file__).with_name("native.c")
 GROUP = 16  # rows of a matrix, and cells, that are held together
-NORMS, MATRICES = (0, 1), (2, 8)  # tensor types: F32, F16 and Q4_0, Q8_0
+MOST = 8  # nodes of a pass
+NORMS, MATRICES = (0, 1), (2, 3, 8)  # tensor types: F32, F16 and Q4_0, Q4_1, Q8_0
+# A target's sums keep their order, so a row is the same to the bit in passes of any width; loops are vectors still.
+ORDERED = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")
 ENDS = ("token_embd", "output_norm", "output")
 PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 UNKNOWN = "The target uses a token that the draft does not know: choose a draft with the same vocabulary."
@@ -47,19 +50,21 @@ class _Tensor(ctypes.Structure):
 
 
 class _Changes(ctypes.Structure):
-    _fields_ = (("count", ctypes.c_int32), *((n, ctypes.c_void_p) for n in ("place", "divisor", "added")))
+    _fields_ = (("count", ctypes.c_int32), *((n, ctypes.c_void_p) for n in ("place", "divisor", "added", "allowed")))
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    library = kernels.library(SOURCE, "-ffast-math", "-pthread")
+def _library(role: str = "draft") -> ctypes.CDLL | None:
+    library = kernels.library(SOURCE, *(("-ffast-math",) if role == "draft" else ORDERED), "-pthread")
     if library is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         library.load.restype, library.path.restype = pointer, ctypes.c_char_p
+        library.logits.restype = ctypes.POINTER(ctypes.c_float)
         library.load.argtypes = [pointer, pointer, pointer, number]
         library.run.argtypes = [pointer, number, pointer, number, ctypes.POINTER(Choice), *[pointer] * 5]
         library.stop.argtypes, library.discard.argtypes = [pointer, number], [pointer]
-        library.stop.restype = library.discard.restype = None
+        library.logits.argtypes, library.move.argtypes = [pointer, number], [pointer, number, number]
+        library.stop.restype = library.discard.restype = library.move.restype = None
     return library
 
 
@@ -81,7 +86,7 @@ def _unknown(header: gguf.Header) -> str:
     if missing := names - there - {"output.weight"}:
         return f"it lacks {min(missing)}"
     odd = (t.name for t in header.tensors if t.type not in (NORMS if t.name.endswith("norm.weight") else MATRICES))
-    return f"{name} is neither Q4_0 nor Q8_0" if (name := next(odd, "")) else ""
+    return f"{name} is neither Q4_0, Q4_1 nor Q8_0" if (name := next(odd, "")) else ""
 
 
 def _misshapen(header: gguf.Header) -> str:
@@ -127,16 +132,19 @@ def _shape(header: gguf.Header, cells: int) -> _Shape:
 class Native:
     """A loaded model and its cache: `cells` tokens, each of which sees its parent and what that sees."""
 
-    def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto") -> None:
-        """vocabulary: how many tokens it may propose, see `duochat.models.trim`. The file must fit, see `unfit`."""
-        header, self._library, self._path = gguf.read(path), _library(), path
+    def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto", role: str = "draft") -> None:
+        """vocabulary: how many tokens a draft may propose, see `duochat.models.trim`. The file must fit, see `unfit`.
+
+        role: "draft" or "target", which gives the same logits however many nodes are decoded at once.
+        """
+        header, self._library, self._path, self._role = gguf.read(path), _library(role), path, role
         shape = _shape(header, cells)
         self._require_memory(shape)
         self.kernels, self.vocabulary = self._library.path().decode(), _vocabulary(header)
-        self._names = kept(header, vocabulary)
+        self._names = kept(header, vocabulary) if role == "draft" else None
         self._lane = self._load(header, shape, self._names)
         if not self._lane:
-            raise DuoChatError(f"The draft model {path} does not fit into memory: choose a smaller draft.")
+            raise DuoChatError(f"The {role} model {path} does not fit into memory: choose a smaller {role}.")
         self.close = weakref.finalize(self, self._library.discard, self._lane)
         self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
         self._tokens, self._probs, self._found = (
@@ -165,13 +173,33 @@ class Native:
         free = psutil.virtual_memory().available
         if need > free:
             raise DuoChatError(
-                f"The draft model {self._path} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: "
-                "choose a smaller draft or a shorter context_length."
+                f"The {self._role} model {self._path} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are "
+                f"free: choose a smaller {self._role} or a shorter context_length."
             )
 
     def stop(self, value: int) -> None:
         """1, from any thread: end the running `decode` early, and all later ones, until 0."""
         self._library.stop(self._lane, value)
+
+    def move(self, source: int, target: int) -> None:
+        """Let what one cell holds stand in another one too, behind the cell before that."""
+        if source != target:
+            self._library.move(self._lane, source, target)
+
+    def logits(self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int) -> list[np.ndarray]:
+        """Decode at most MOST nodes, as `decode`; the logits of the wanted ones, valid until the next call."""
+        wanted = self._tell(nodes)
+        self._library.run(self._lane, threads, self._nodes, len(nodes), *[None] * 5, ctypes.byref(self._choosing))
+        rows = (self._library.logits(self._lane, i) for i in range(wanted))
+        return [np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows]
+
+    def _tell(self, nodes: Sequence[tuple[int, int, int, int, int]]) -> int:
+        """Set the nodes down for C; returns how many are wanted."""
+        for i, node in enumerate(nodes):
+            self._nodes[5 * i : 5 * i + 5] = node
+            if not 0 <= node[0] < self.vocabulary:
+                raise DuoChatError(UNKNOWN)
+        return sum(node[4] for node in nodes)
 
     def decode(
         self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice,
@@ -183,20 +211,15 @@ class Native:
         Returns how many were decoded, all or those before a `stop`; the candidates of the wanted ones among them; the
         seconds spent choosing. Raises DuoChatError for a token that the model does not know.
         """
-        wanted = 0
-        for i, node in enumerate(nodes):
-            self._nodes[5 * i : 5 * i + 5] = node
-            wanted += node[4]
-            if not 0 <= node[0] < self.vocabulary:
-                raise DuoChatError(UNKNOWN)
-        count = choice.count
+        wanted, count = self._tell(nodes), choice.count
         if len(self._tokens) < wanted * count:
             self._tokens, self._probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
             self._found = (ctypes.c_int32 * wanted)()
-        changes = changes and changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
-        made = changes and ctypes.byref(_Changes(len(changes.tokens), *(part.ctypes.data for part in changes)))
+        if changes is not None:
+            changes = changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
+            made = _Changes(len(changes.tokens), *(None if part is None else part.ctypes.data for part in changes))
         out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
-        told = (self._nodes, len(nodes), choice, made, *out)
+        told = (self._nodes, len(nodes), choice, changes and ctypes.byref(made), *out)
         done = self._library.run(self._lane, threads, *told)
         if done < len(nodes):
             wanted = sum(node[4] for node in nodes[:done])

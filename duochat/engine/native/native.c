@@ -92,7 +92,7 @@ static inline half narrow(float x) {
 
 /* ---- The model and its cache. ---- */
 
-enum { F32 = 0, F16 = 1, Q4_0 = 2, Q8_0 = 8 }; /* as GGUF numbers them */
+enum { F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 }; /* as GGUF numbers them */
 
 typedef struct {
     const uint8_t *data; /* as in the file */
@@ -103,8 +103,8 @@ typedef struct {
    bits, a byte holds the inputs i and i + 16. */
 typedef struct {
     uint8_t *weights;
-    half *scales; /* 16 for each 32 inputs of a group */
-    int bits, rows, cols;
+    half *scales, *offsets; /* 16 for each 32 inputs of a group; what is added to a weight: of Q4_1 alone */
+    int type, rows, cols;
 } Matrix;
 
 typedef struct {
@@ -115,8 +115,8 @@ typedef struct {
 /* Vectors in 8 bits, one for each node of a pass: 32 numbers of the first, 32 of the second, ..., then the next 32. */
 typedef struct {
     int8_t *numbers;
-    float *scale;
-    int32_t *shift; /* -8 times the sum of 32 */
+    float *scale, *sum; /* of 32 */
+    int32_t *shift;     /* -8 times the sum of 32 numbers */
 } Vectors;
 
 typedef struct {
@@ -129,11 +129,14 @@ typedef struct {
     int32_t token, position, cell, parent, wanted; /* parent: -1 = none. wanted: give its candidates */
 } Node;
 
+#define FORBIDDEN -1e6f /* as penalties.py */
+
 /* What penalties do to logits: `count` places, and for each wanted node what they are divided by and gain. */
 typedef struct {
     int32_t count;
     const int64_t *place;
     const float *divisor, *added;
+    const uint8_t *allowed; /* by a grammar, for each of a row's logits; NULL: all */
 } Changes;
 
 struct Lane;
@@ -257,6 +260,7 @@ static void quantise(const float *x, Vectors *to, int place) {
         numbers[i] = (int8_t)number;
     }
     to->scale[place] = most / 127;
+    to->sum[place] = most / 127 * sum;
     to->shift[place] = -8 * sum;
 }
 
@@ -265,8 +269,10 @@ static void prepare(Lane *m, Member *own, const float *x, int width, const int *
     for (int t = 0; t < n; t++) {
         const float *from = x + (size_t)nodes[t] * width;
         if (norm) {
+            Floats squares = {0};
+            for (int i = 0; i < width; i += LANES) squares += *(const Floats *)(from + i) * *(const Floats *)(from + i);
             float sum = 0;
-            for (int i = 0; i < width; i++) sum += from[i] * from[i];
+            for (int i = 0; i < LANES; i++) sum += squares[i];
             float scale = 1 / sqrtf(sum / width + m->shape.epsilon);
             for (int i = 0; i < width; i++) own->normed[i] = from[i] * scale * norm[i];
             from = own->normed;
@@ -276,11 +282,13 @@ static void prepare(Lane *m, Member *own, const float *x, int width, const int *
 }
 
 /* y[node] = 16 rows of the matrix times the node's vector: the weights are read once for all n of them. */
-INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROWS], int n, int bits) {
-    const int blocks = w->cols / QUANT, bytes = QUANT * ROWS * bits / 8, zero = bits == 4 ? 1 : ZERO8 / 8;
+INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROWS], int n, int type) {
+    const int bits = type == Q8_0 ? 8 : 4, zero = type == Q8_0 ? ZERO8 / 8 : type == Q4_0;
+    const int blocks = w->cols / QUANT, bytes = QUANT * ROWS * bits / 8;
     for (int lane = 0; lane < ROWS; lane += LANES) {
         const uint8_t *weights = w->weights + (size_t)group * blocks * bytes + 4 * lane;
         const half *scales = w->scales + (size_t)group * blocks * ROWS + lane;
+        const half *offsets = type == Q4_1 ? w->offsets + (size_t)group * blocks * ROWS + lane : NULL;
         Floats total[MOST];
         UNROLL for (int t = 0; t < n; t++) total[t] = (Floats){0};
         for (int b = 0; b < blocks; b++, weights += bytes, scales += ROWS) {
@@ -297,6 +305,9 @@ INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROW
             Floats scale = halves(scales);
             UNROLL for (int t = 0; t < n; t++)
                 total[t] += __builtin_convertvector(sum[t], Floats) * (scale * x->scale[b * n + t]);
+            if (type != Q4_1) continue;
+            Floats offset = halves(offsets + (size_t)b * ROWS);
+            UNROLL for (int t = 0; t < n; t++) total[t] += offset * x->sum[b * n + t];
         }
         UNROLL for (int t = 0; t < n; t++) *(Floats *)(y[t] + lane) = total[t];
     }
@@ -304,7 +315,12 @@ INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROW
 
 static void product(const Matrix *w, int group, const Vectors *x, int n, float y[][ROWS]) {
 #define CASES(OF) switch (n) { OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) }
-#define MULTIPLY(n) case n: w->bits == 4 ? multiply(w, group, x, y, n, 4) : multiply(w, group, x, y, n, 8); break;
+#define MULTIPLY(n) \
+    case n: \
+        if (w->type == Q4_0) multiply(w, group, x, y, n, Q4_0); \
+        else if (w->type == Q4_1) multiply(w, group, x, y, n, Q4_1); \
+        else multiply(w, group, x, y, n, Q8_0); \
+        break;
     CASES(MULTIPLY)
 }
 
@@ -364,18 +380,23 @@ INLINE void combine(const half *h, int count, float **factor, float **out, int n
     }
 }
 
-static void softmax(float *scores, int n, float scale) {
-    float most = scores[0], sum = 0;
-    for (int i = 0; i < n; i++) most = fmaxf(most, scores[i]);
-    for (int i = 0; i < n; i++) sum += scores[i] = exponential((scores[i] - most) * scale);
-    for (int i = 0; i < n; i++) scores[i] /= sum;
+/* score[i] = exp(score - greatest), and their sum: added up cell by cell, so cells out of sight change no bit of it. */
+INLINE void soften(float **score, int cells, float scale, float *sum, int n) {
+    for (int i = 0; i < n; i++) {
+        float most = score[i][0];
+        for (int c = 0; c < cells; c++) most = fmaxf(most, score[i][c]);
+        for (int c = 0; c < cells; c++) score[i][c] = exponential((score[i][c] - most) * scale);
+    }
+    UNROLL for (int i = 0; i < n; i++) sum[i] = 0;
+    for (int c = 0; c < cells; c++)
+        UNROLL for (int i = 0; i < n; i++) sum[i] += score[i][c];
 }
 
 /* What n queries of one group of heads see, mixed: cells out of a node's sight start far below. */
 INLINE void attend_some(Lane *m, Member *own, int layer, int group, int first, int n) {
     const Shape *s = &m->shape;
     const int each = s->heads / s->groups, all = s->heads * s->head;
-    float *query[TILE], *score[TILE], *out[TILE], *from[TILE], *to[TILE];
+    float *query[TILE], *score[TILE], *out[TILE], *from[TILE], *to[TILE], sum[TILE];
     for (int i = 0; i < n; i++) {
         const int node = (first + i) / each, head = group * each + (first + i) % each;
         query[i] = m->queries + node * all + head * s->head;
@@ -393,12 +414,14 @@ INLINE void attend_some(Lane *m, Member *own, int layer, int group, int first, i
         for (int i = 0; i < n; i++) to[i] = score[i] + ROWS * b;
         combine(block_of(m, m->keys, layer, group, m->blocks[b]), s->head, query, to, n);
     }
-    for (int i = 0; i < n; i++) softmax(score[i], ROWS * m->used, 1 / sqrtf(s->head));
+    soften(score, ROWS * m->used, 1 / sqrtf(s->head), sum, n);
     for (int b = 0; b < m->used; b++)
         for (int row = 0; row < s->head; row += ROWS) {
             for (int i = 0; i < n; i++) from[i] = score[i] + ROWS * b, to[i] = out[i] + row;
             combine(block_of(m, m->values, layer, group, m->blocks[b]) + row * ROWS, ROWS, from, to, n);
         }
+    for (int i = 0; i < n; i++)
+        for (int row = 0; row < s->head; row++) out[i][row] /= sum[i];
 }
 
 static void attend(Lane *m, int self, int layer) {
@@ -455,7 +478,7 @@ static void propose(Lane *m, int self) {
         product(&m->head, g, &m->team[self]->input, m->wanted, y);
         for (int t = 0; t < m->wanted; t++) memcpy(m->logits + (size_t)t * padded + ROWS * g, y[t], sizeof y[t]);
     }
-    for (int t = 0; t < m->wanted; t++)
+    for (int t = 0; m->choice && t < m->wanted; t++)
         survey(m->logits + (size_t)t * padded, from * BLOCK, to, m->peak + t * blocks,
                m->choice->noisy ? NULL : m->weight + t * blocks);
 }
@@ -467,12 +490,14 @@ static void penalise(Lane *m, int t, float *row, float *peak, float *weight) {
         float *logit = row + c->place[i], divisor = c->divisor[first + i];
         *logit = (*logit > 0 ? *logit / divisor : *logit * divisor) + c->added[first + i];
     }
+    const uint8_t *allowed = c->allowed + (size_t)(m->chosen + t) * m->head.rows;
+    for (int i = 0; c->allowed && i < m->head.rows; i++) row[i] = allowed[i] ? row[i] : FORBIDDEN;
     survey(row, 0, m->head.rows, peak, m->choice->noisy ? NULL : weight);
 }
 
 static void choose_all(Lane *m, int self) {
     const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
-    for (int t = self; t < m->wanted; t += m->threads) {
+    for (int t = self; m->choice && t < m->wanted; t += m->threads) {
         if (m->changes) penalise(m, t, m->logits + (size_t)t * padded, m->peak + t * blocks, m->weight + t * blocks);
         m->found[t] = pick(m->logits + (size_t)t * padded, m->head.rows, m->names, m->choice,
                            m->position[m->want[t]] + 1, m->peak + t * blocks, m->weight + t * blocks,
@@ -525,6 +550,9 @@ static void *serve(void *argument) {
 
 /* ---- What a pass is given. ---- */
 
+/* Bytes before the numbers of 32 weights in the file: their scale, and of Q4_1 the offset. */
+static int head_of(const Tensor *t) { return t->type == Q4_1 ? 4 : 2; }
+
 /* One row of a tensor as it is in the file. */
 static void read_row(const Tensor *from, int row, float *to) {
     const int cols = from->cols;
@@ -534,15 +562,17 @@ static void read_row(const Tensor *from, int row, float *to) {
         memcpy(&h, from->data + ((size_t)row * cols + i) * 2, 2);
         to[i] = widen(h);
     }
-    if (from->type != Q4_0 && from->type != Q8_0) return;
-    const int bytes = from->type == Q4_0 ? 16 : 32;
-    const uint8_t *block = from->data + (size_t)row * (cols / QUANT) * (2 + bytes);
-    for (int b = 0; b < cols / QUANT; b++, block += 2 + bytes, to += QUANT) {
-        half scale;
-        memcpy(&scale, block, 2);
+    if (from->type == F32 || from->type == F16) return;
+    const int head = head_of(from), bytes = from->type == Q8_0 ? 32 : 16;
+    const uint8_t *block = from->data + (size_t)row * (cols / QUANT) * (head + bytes);
+    for (int b = 0; b < cols / QUANT; b++, block += head + bytes, to += QUANT) {
+        half about[2];
+        memcpy(about, block, head);
+        const float scale = widen(about[0]), offset = from->type == Q4_1 ? widen(about[1]) : 0;
         for (int i = 0; i < QUANT; i++) {
-            int number = bytes == 32 ? (int8_t)block[2 + i] : (i < 16 ? block[2 + i] & 15 : block[2 + i - 16] >> 4) - 8;
-            to[i] = widen(scale) * number;
+            const uint8_t *numbers = block + head;
+            int number = bytes == 32 ? (int8_t)numbers[i] : i < 16 ? numbers[i] & 15 : numbers[i - 16] >> 4;
+            to[i] = scale * (from->type == Q4_0 ? number - 8 : number) + offset;
         }
     }
 }
@@ -606,7 +636,8 @@ static void *grab(Lane *m, size_t bytes) {
 }
 
 static Vectors grab_vectors(Lane *m, int width) {
-    return (Vectors){grab(m, MOST * width), grab(m, MOST * width / 8), grab(m, MOST * width / 8)};
+    const size_t scales = MOST * width / 8;
+    return (Vectors){grab(m, MOST * width), grab(m, scales), grab(m, scales), grab(m, scales)};
 }
 
 /* See that the team has so many members; returns how many it can have. The first one is who calls `run`. */
@@ -630,18 +661,20 @@ static int gather(Lane *m, int threads) {
 }
 
 /* Decode n nodes, parents first, and give the candidates of the wanted ones: choice->count places for each in `tokens`
-   and `probs`, how many there are in `found`. Returns how many nodes are done: all, unless `stop` was called. */
+   and `probs`, how many there are in `found`. Without a choice, of MOST nodes at most, `logits` tells of them.
+   Returns how many nodes are done: all, unless `stop` was called. */
 int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, const Changes *changes, int32_t *tokens,
         float *probs, int32_t *found, double *choosing) {
     m->choice = choice;
     m->changes = changes;
     m->choosing = 0;
+    const int count = choice ? choice->count : 0;
     m->threads = gather(m, threads < TEAM ? threads : TEAM);
     int done = 0;
     for (int wanted = 0; done < n; wanted += m->wanted) {
         const int size = n - done < MOST ? n - done : MOST;
-        m->tokens = tokens + wanted * choice->count;
-        m->probs = probs + wanted * choice->count;
+        m->tokens = tokens + wanted * count;
+        m->probs = probs + wanted * count;
         m->found = found + wanted;
         m->chosen = wanted;
         set_up(m, nodes + done, size);
@@ -652,6 +685,24 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
     }
     *choosing = m->choosing;
     return done;
+}
+
+/* The logits of the last pass's wanted node number `i`. */
+const float *logits(const Lane *m, int i) { return m->logits + (size_t)i * groups_of(m->head.rows) * ROWS; }
+
+/* Let the keys and values of a cell stand in another one too, below what that one's parent sees. */
+void move(Lane *m, int from, int to) {
+    const Shape *s = &m->shape;
+    for (int l = 0; l < s->layers; l++)
+        for (int g = 0; g < s->groups; g++) {
+            const half *key = block_of(m, m->keys, l, g, from / ROWS) + from % ROWS;
+            const half *value = block_of(m, m->values, l, g, from / ROWS) + from % ROWS * ROWS;
+            half *key_to = block_of(m, m->keys, l, g, to / ROWS) + to % ROWS;
+            half *value_to = block_of(m, m->values, l, g, to / ROWS) + to % ROWS * ROWS;
+            for (int i = 0; i < s->head; i++) key_to[i * ROWS] = key[i * ROWS];
+            for (int i = 0; i < s->head; i += ROWS) memcpy(value_to + i * ROWS, value + i * ROWS, ROWS * sizeof(half));
+        }
+    m->parents[to] = to - 1;
 }
 
 /* 1, from any thread: leave the running pass at its next barrier, and each later one, until 0. */
@@ -669,16 +720,19 @@ static float *grab_row(Lane *m, const Tensor *from) {
 
 /* A tensor in groups of 16 rows. names: which rows of it, NULL = all. */
 static Matrix pack(Lane *m, const Tensor *from, const int64_t *names, int rows) {
-    const int bytes = from->type == Q4_0 ? 16 : 32, blocks = from->cols / QUANT, flip = bytes == 32 ? ZERO8 : 0;
+    const int head = head_of(from), bytes = from->type == Q8_0 ? 32 : 16, blocks = from->cols / QUANT;
+    const int flip = bytes == 32 ? ZERO8 : 0;
     const size_t size = (size_t)groups_of(rows) * blocks * ROWS;
-    Matrix to = {grab(m, size * bytes), grab(m, size * sizeof(half)), bytes / 4, rows, from->cols};
+    Matrix to = {grab(m, size * bytes), grab(m, size * sizeof(half)), NULL, from->type, rows, from->cols};
+    if (from->type == Q4_1) to.offsets = grab(m, size * sizeof(half));
     for (int r = 0; r < rows && !m->failed; r++) {
-        const uint8_t *block = from->data + (names ? (size_t)names[r] : (size_t)r) * blocks * (2 + bytes);
-        for (int b = 0; b < blocks; b++, block += 2 + bytes) {
+        const uint8_t *block = from->data + (names ? (size_t)names[r] : (size_t)r) * blocks * (head + bytes);
+        for (int b = 0; b < blocks; b++, block += head + bytes) {
             const size_t at = (size_t)(r / ROWS) * blocks + b;
             uint8_t *weights = to.weights + at * ROWS * bytes + r % ROWS * 4;
             memcpy(&to.scales[at * ROWS + r % ROWS], block, sizeof(half));
-            for (int i = 0; i < bytes; i++) weights[i / 4 * ROWS * 4 + i % 4] = block[2 + i] ^ flip;
+            if (to.offsets) memcpy(&to.offsets[at * ROWS + r % ROWS], block + 2, sizeof(half));
+            for (int i = 0; i < bytes; i++) weights[i / 4 * ROWS * 4 + i % 4] = block[head + i] ^ flip;
         }
     }
     return to;

@@ -6,13 +6,9 @@ shape and number of rows when a model is first loaded, and kept: another choice 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache, partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -20,7 +16,7 @@ import torch
 from torch.nn.functional import linear
 
 from duochat.engine.pytorch.forward import Graphs
-from duochat.models import cache_dir
+from duochat.models.store import recalled
 
 TOLERANCE = 0.1  # of the spread of the products: the last place of a large bfloat16
 WIDTHS = (1, 2, 4, 8, 16, 32)  # rows
@@ -136,47 +132,24 @@ def swap(places: Iterable[Place]) -> bool:
 
 
 def _swap_alike(shape: torch.Size, alike: list[Place]) -> bool:
-    """The layers of one shape, all in the way that is chosen for it."""
-    weights, keys = [layer.weight for *_, layer in alike], [(width, *shape) for width in WIDTHS]
-    _chosen.update(_kept(weights[0].device))
-    if not all(key in _chosen for key in keys):
-        _chosen.update(_choose(weights[:LAYERS]))
-        _keep(weights[0].device)
-    if not any(_chosen[key] for key in keys):
+    """The layers of one shape, all in the way that is chosen for it on this card, with these libraries."""
+    weights = [layer.weight for *_, layer in alike]
+    device, of = weights[0].device, (*shape, weights[0].dtype)
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    found = recalled("few-rows", (card, torch.__version__, TILINGS, of), lambda: _choose(weights[:LAYERS]))
+    tilings = [Tiling(*tiling) if tiling else None for tiling in found]
+    if not any(tilings):
         return False
+    _chosen.update({(width, *shape): tiling for width, tiling in zip(WIDTHS, tilings, strict=True)})
     for owner, name, layer in alike:
         setattr(owner, name, FewRows(layer))
     return True
 
 
-def _store(device: torch.device) -> Path:
-    """Where the choices for this card and these libraries are kept."""
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    about = hashlib.sha256(repr((card, torch.__version__, TILINGS)).encode()).hexdigest()[:16]
-    return cache_dir() / "kernels" / f"few-rows-{about}.json"
-
-
-def _kept(device: torch.device) -> dict[tuple[int, ...], Tiling | None]:
-    """The choices of earlier starts; none when they cannot be read."""
-    try:
-        rows = json.loads(_store(device).read_text())
-        return {tuple(key): Tiling(*tiling) if tiling else None for key, tiling in rows}
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _keep(device: torch.device) -> None:
-    """For the next start, where the cache can be written."""
-    rows = [(key, tiling and astuple(tiling)) for key, tiling in _chosen.items()]
-    with suppress(OSError):
-        _store(device).parent.mkdir(parents=True, exist_ok=True)
-        _store(device).write_text(json.dumps(rows))
-
-
 @torch.no_grad()
-def _choose(weights: list[torch.Tensor]) -> dict[tuple[int, ...], Tiling | None]:
-    """For each width the tiling that is fastest for weights of this shape, None where the library is."""
-    found: dict[tuple[int, ...], Tiling | None] = {}
+def _choose(weights: list[torch.Tensor]) -> list[Sequence[int] | None]:
+    """For each of WIDTHS the tiling that is fastest for weights of this shape, None where the library is."""
+    found: list[Sequence[int] | None] = []
     for width in WIDTHS:
         rows = torch.randn(width, weights[0].shape[1], device=weights[0].device, dtype=weights[0].dtype)
         best, chosen = FASTER * seconds(partial(linear, rows), weights), None
@@ -184,7 +157,7 @@ def _choose(weights: list[torch.Tensor]) -> dict[tuple[int, ...], Tiling | None]
             took = seconds(partial(product, rows, tiling=tiling), weights)
             if took < best:
                 best, chosen = took, tiling
-        found[(width, *weights[0].shape)] = chosen
+        found.append(chosen and astuple(chosen))
     return found
 
 

@@ -17,12 +17,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from duochat import DuoChatError
 from duochat.engine.lanes import Answer
-from duochat.engine.penalties import Changes, changed
+from duochat.engine.penalties import FORBIDDEN, Changes, changed
 from duochat.engine.pytorch import attention, choose, compiled, masks, memory
 from duochat.engine.pytorch.cache import SPARE, SlotCache
 from duochat.engine.pytorch.memo import Edge, Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Rows, Shape
 from duochat.engine.sampling import Sampling
+from duochat.models.folder import first_line
 
 # Root mean square of the differences, of the logits' spread. Unrelated logits are sqrt(2) apart. Two attentions of
 # transformers' own differ by 0.13 on SmolLM2-135M in bfloat16, and by 8e-6 in float32.
@@ -145,7 +146,7 @@ class Forward:
         except Exception as fault:  # compilers raise their own, and models of strange kinds
             if memory.ran_out(fault):
                 raise
-            self.notes.append(f"{label} failed: {_first_line(fault)}")
+            self.notes.append(f"{label} failed: {first_line(fault)}")
             return None
 
     @torch.no_grad()
@@ -204,10 +205,11 @@ class Forward:
 
     def begin(self, rows: Rows, shape: Shape, memo: Memo, sampling: Sampling, made: Changes | None = None) -> None:
         """Send the rows and begin to compute what `answer` tells: a GPU is left at work. made: of the last rows."""
-        sent = made and [torch.from_numpy(part).to(self.device) for part in made]  # later it would wait for the rows
+        parts = [torch.from_numpy(part) for part in made or () if part is not None]
+        sent = [part.to(self.device) for part in parts]  # later it would wait for the rows
         self._start(rows, shape, memo, sampling)
         if sent:
-            self._penalise(*sent, shape)
+            self._penalise(shape, *sent)
         way = choose.way(sampling)
         self._play((way, shape.width, shape.kept), lambda: self._choose(way, shape))
 
@@ -255,10 +257,15 @@ class Forward:
         self._logits[: shape.kept].copy_(output.logits[0])
 
     @torch.no_grad()
-    def _penalise(self, tokens: torch.Tensor, divisors: torch.Tensor, added: torch.Tensor, shape: Shape) -> None:
+    def _penalise(
+        self, shape: Shape, tokens: torch.Tensor, divisors: torch.Tensor, added: torch.Tensor,
+        allowed: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Change the logits of the last rows where they stand, see `engine.penalties`."""
         rows = self._logits[shape.kept - len(added) : shape.kept]
         rows[:, tokens] = changed(rows[:, tokens], divisors, added)
+        if allowed is not None:
+            rows.masked_fill_(~allowed, float(FORBIDDEN))
 
     @torch.no_grad()
     def _choose(self, way: choose.Way, shape: Shape) -> None:
@@ -309,10 +316,6 @@ class Graphs:
             function()
         torch._C._cuda_clearCublasWorkspaces()
         return graph
-
-
-def _first_line(fault: BaseException) -> str:
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]
 
 
 def _call(_: Hashable, function: Callable[[], None]) -> None:

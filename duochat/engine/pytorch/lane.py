@@ -42,6 +42,7 @@ class TorchTarget(Target):
         """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
         self.context_length = context_length
+        self.exact = reproducible or model.dtype == torch.float32
         self.prompt_threads = 0  # for reading prompts on a CPU; 0 = as many as for rounds
         self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
@@ -61,6 +62,12 @@ class TorchTarget(Target):
     def load(cls, folder: Path, **options: Any) -> TorchTarget:
         """From a folder as transformers writes it. Options: those of `loading.load`. Raises DuoChatError."""
         return loading.load(cls, folder, **options)
+
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """See `lanes.Target.set_threads`."""
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        self.prompt_threads = reading
 
     def verify(
         self,
@@ -186,6 +193,7 @@ class TorchTarget(Target):
             "target_attention": model.config._attn_implementation,
             "target_compiled_layers": self._forward.compiled,
             "target_graphs": self._forward.graphs,
+            "target_exact": self.exact,
             "target_notes": list(self._forward.notes),
             **self.facts,
         }

@@ -1,26 +1,18 @@
 """The model's linear layers made ready for few rows: a decode step multiplies a handful of rows with every weight, and
 takes as long as reading the weights.
 
-On a CUDA device layers that read the same input are joined, and `few_rows` multiplies where it is faster. On a CPU
-`skinny.c` does, built once by the system's C compiler. BLAS libraries are built for square products: on one AVX2 core
-8 rows cost them 2.5 times as much as 1 row, this kernel 1.3 times.
+On a CUDA device layers that read the same input are joined, and `few_rows` multiplies where it is faster.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import torch
 
-from duochat.engine import kernels
 from duochat.engine.pytorch import few_rows
 
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # in the order in which their owners call them
-SOURCE = Path(__file__).with_name("skinny.c")
-PANEL = 8  # as in the source
 
 
 def swap(model: torch.nn.Module) -> str:
@@ -28,10 +20,8 @@ def swap(model: torch.nn.Module) -> str:
 
     Of 16 bits on a CUDA device: float32 would be rounded by the tensor cores, and promises more.
     """
-    device = next(model.parameters()).device.type
-    if device == "cuda" and few_rows.swap(_linears(model, torch.bfloat16, torch.float16)):
-        return "few rows"
-    return "skinny" if device == "cpu" and pack(model) else "torch"
+    cuda = next(model.parameters()).device.type == "cuda"
+    return "few rows" if cuda and few_rows.swap(_linears(model, torch.bfloat16, torch.float16)) else "torch"
 
 
 def _linears(model: torch.nn.Module, *types: torch.dtype) -> Iterator[few_rows.Place]:
@@ -102,51 +92,3 @@ def _join(owner: torch.nn.Module, names: tuple[str, ...], device: torch.device |
     setattr(owner, names[0], First(joint))
     for index, name in enumerate(names[1:]):
         setattr(owner, name, Other(joint, index))
-
-
-class SkinnyLinear(torch.nn.Module):
-    """A float32 `nn.Linear` whose weight is packed for the kernel."""
-
-    def __init__(self, linear: torch.nn.Linear, kernel: Callable[..., None]) -> None:
-        super().__init__()
-        self.out_features, self.in_features = linear.weight.shape
-        self.packed = torch.nn.Parameter(_panels(linear.weight.data), requires_grad=False)
-        self.bias = linear.bias
-        self._kernel = kernel
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """rows: (..., in_features) to (..., out_features)."""
-        rows = rows.contiguous()
-        out = rows.new_empty(*rows.shape[:-1], self.out_features)
-        count = rows.numel() // self.in_features
-        sizes = (count, self.in_features, self.out_features, torch.get_num_threads())
-        self._kernel(self.packed.data_ptr(), rows.data_ptr(), out.data_ptr(), *sizes)
-        return out if self.bias is None else out.add_(self.bias)
-
-
-def pack(model: torch.nn.Module) -> bool:
-    """Replace the model's float32 linear layers in place; False when no kernel can be built here."""
-    kernel = skinny()
-    if kernel is None:
-        return False
-    for owner, name, child in _linears(model, torch.float32):
-        setattr(owner, name, SkinnyLinear(child, kernel))
-    return True
-
-
-@cache
-def skinny() -> Callable[..., None] | None:
-    """The kernel; None without a compiler that can."""
-    made = kernels.library(SOURCE, threading=True, beside=torch.__version__)
-    if made is None:
-        return None
-    made.skinny.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int] * 4
-    made.skinny.restype = None
-    return made.skinny
-
-
-def _panels(weight: torch.Tensor) -> torch.Tensor:
-    """(outputs, inputs) to (panels, inputs, PANEL), the last panel filled with zeros."""
-    spare = -weight.shape[0] % PANEL
-    weight = torch.nn.functional.pad(weight, (0, 0, 0, spare))
-    return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Tokenizer
 
 from duochat import DuoChatError
 from duochat.engine.pytorch import linear, memory
@@ -47,15 +45,15 @@ def load(
     with usable(folder, config.model_type):
         need = memory.Need.of(config, kind)
         need.require(length, place)
-        end, told = tokenizer_end(folder), recipe(folder).get("told")
+        told = recipe(folder).get("told")
         try:
             made = _assemble(target, read(folder, place, kind), length, compile, reproducible)
         except RuntimeError as fault:
             if memory.ran_out(fault):
                 raise need.too_small(length, memory.free(place) or 0) from fault
             raise
-    made.eos |= end
-    made.prompt_threads = prompt_threads if place.type == "cpu" else 0
+    if made.shares_cores:
+        made.threads, made.prompt_threads = torch.get_num_threads(), prompt_threads
     made.facts |= {"target": told} if told else {}
     return made
 
@@ -166,17 +164,6 @@ def end_tokens(model: torch.nn.Module) -> frozenset[int]:
     return frozenset(i for ids in found if ids is not None for i in ([ids] if isinstance(ids, int) else ids))
 
 
-def tokenizer_end(folder: Path) -> frozenset[int]:
-    """The id of the tokenizer's own end token; none when the folder names none."""
-    about, tokens = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    named = json.loads(about.read_text(encoding="utf-8")).get("eos_token") if about.is_file() else None
-    token = named.get("content") if isinstance(named, dict) else named
-    if not token or not tokens.is_file():
-        return frozenset()
-    end = Tokenizer.from_file(str(tokens)).token_to_id(token)
-    return frozenset() if end is None else frozenset([end])
-
-
 def longest(config: Any) -> int:
     """The context that a model was made for."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
@@ -190,4 +177,4 @@ def weight_bytes(model: torch.nn.Module) -> int:
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return {"cpu": f"CPU, {torch.get_num_threads()} threads", "mps": "Apple GPU"}.get(device.type, device.type)
+    return {"cpu": "CPU", "mps": "Apple GPU"}.get(device.type, device.type)

@@ -1,0 +1,116 @@
+"""What a forward of a file would take here, told by a pretended model of its sizes with fewer layers and no meaning.
+
+Measured once for each kind of file, and remembered by library, processor and cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from duochat.engine.costs import CPU_WIDTHS, GPU_WIDTHS, available_cores, beside
+from duochat.engine.llama import devices, loading, probe
+from duochat.engine.llama.probe import OUTER, Shape
+from duochat.engine.llama.target import LlamaTarget
+from duochat.engine.sampling import Sampling
+from duochat.models.store import cache_dir
+
+ROOM = 192 * 2**20  # bytes of layers, and of output, that are pretended: past every cache
+CONTEXT = 256  # tokens
+TRIES = 7  # of which the best counts: what else the machine does only adds
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where a model computes: layers on the GPU, 999 = all, and threads."""
+
+    gpu_layers: int
+    threads: int
+
+    @property
+    def widths(self) -> Sequence[int]:
+        return GPU_WIDTHS if self.gpu_layers else CPU_WIDTHS
+
+
+def lanes() -> tuple[Lane, Lane]:
+    """The target's and the draft's on this machine."""
+    loading.start()
+    cores = available_cores()
+    if devices.gpus():
+        return Lane(999, cores), Lane(0, max(1, min(8, cores // 2)))
+    return Lane(0, cores), Lane(0, 1)
+
+
+def size(shape: Shape, kinds: Mapping[str, str], outer: bool) -> float:
+    """Bytes of the output, or of all layers."""
+    found = 0.0
+    for name, (rows, columns) in shape.matrices.items():
+        if name == "output" if outer else name not in OUTER:
+            block, each = GGML_QUANT_SIZES[GGMLQuantizationType[kinds[name]]]
+            found += rows * columns / block * each
+    return found if outer else found * shape.layers
+
+
+def forwards(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> tuple[dict[int, float], dict[int, float]]:
+    """Seconds of all layers and of the output, each by rows of the forward."""
+    layers = max(1, min(shape.layers, int(ROOM * shape.layers / size(shape, kinds, False))))
+    rows = max(256, min(shape.vocabulary, int(ROOM * shape.vocabulary / size(shape, kinds, True))))
+    inner = _seconds(lane, replace(shape, layers=layers, vocabulary=256), kinds)
+    both = _seconds(lane, replace(shape, layers=1, vocabulary=rows), kinds)
+    outer = {w: max(0.0, both[w] - inner[w] / layers) * shape.vocabulary / rows for w in both}
+    return {w: s * shape.layers / layers for w, s in inner.items()}, outer
+
+
+def contention(target: Lane, draft: Lane) -> float:
+    """The share of its speed that a forward on the CPU loses beside a draft at work."""
+    if target.gpu_layers:
+        return 0.0
+    return _remembered(("contention", target, draft), lambda: {0: _contention(target, draft)})[0]
+
+
+def _contention(target: Lane, draft: Lane) -> float:
+    kinds = dict.fromkeys(probe.KINDS, "Q4_0")
+    with tempfile.TemporaryDirectory() as folder:
+        large = _load(target, Shape(2048, 8192, 2, 16, 4, 128), kinds, Path(folder) / "target.gguf")
+        small = _load(draft, Shape(512, 1536, 4), kinds, Path(folder) / "draft.gguf")
+        alone = large.measure((1,), CONTEXT)[1]
+        with beside(lambda: small.verify([1], (), Sampling())):
+            together = large.measure((1,), CONTEXT)[1]
+        for one in (large, small):
+            one.close()
+    return max(0.0, 1 - alone / together)
+
+
+def _seconds(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> dict[int, float]:
+    def measure() -> dict[int, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            target = _load(lane, shape, kinds, Path(folder) / "pretended.gguf")
+            tries = [target.measure(lane.widths, CONTEXT, repeats=1) for _ in range(TRIES)]
+            target.close()
+        return {width: min(one[width] for one in tries) for width in lane.widths}
+
+    return _remembered((lane, shape, sorted(kinds.items())), measure)
+
+
+def _load(lane: Lane, shape: Shape, kinds: Mapping[str, str], path: Path) -> LlamaTarget:
+    probe.write(path, shape, kinds)
+    return LlamaTarget.load(path, probe.CONTEXT, lane.threads, gpu_layers=lane.gpu_layers, cache_type="f16")
+
+
+def _remembered(what: object, find: Callable[[], dict[int, float]]) -> dict[int, float]:
+    about = (what, probe.identity(), available_cores(), [device.title for device in devices.gpus()])
+    note = cache_dir() / "probes" / f"speed-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):
+        return {int(width): seconds for width, seconds in json.loads(note.read_text()).items()}
+    found = find()
+    with suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps(found))
+    return found

@@ -14,6 +14,7 @@
       this.disk = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what lies on this disk"));
       this.ready = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what there is"));
       this.own = make("div.dc-own");
+      this.foresight = press("How fast would they be here?", () => this.foresee(), ".dc-text");
       this.element = openSheet(
         "Models",
         ".wide",
@@ -27,6 +28,7 @@
         make("h3", {}, "On this disk"),
         this.disk,
         make("h3", {}, "Ready pairs"),
+        this.foresight,
         this.ready,
         this.own,
       );
@@ -93,17 +95,13 @@
     /** A model on this disk; its drafts, the best first, are there to choose from. */
     model(m) {
       const about = [m.source, `${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]];
-      const rows = new Map(m.drafts.map((d) => [d.reference, d]));
-      const told = make("p.dc-facts");
-      const tell = (reference) => (told.textContent = forecast(rows.get(reference)?.forecast)?.textContent || "");
       const choice = make(
         "select",
-        { "aria-label": `Draft for ${m.name}`, onchange: () => tell(choice.value) },
+        { "aria-label": `Draft for ${m.name}` },
         ...m.drafts.map((d) => make("option", { value: d.reference }, `with ${d.name}`)),
       );
       const drafted = m.drafts.length > 0;
       const load = () => this.use({ target: m.reference, draft: drafted ? choice.value : m.alone });
-      if (drafted) tell(choice.value);
       return this.row(
         m,
         m.fits ? press(drafted ? "Load" : "Load alone", load, drafted ? ".dc-primary" : ".dc-text") : null,
@@ -119,7 +117,7 @@
                 NO_DRAFT,
                 make("code", {}, `${DISTILL} ${quoted(m.reference)} --out my-draft.gguf`),
               ),
-          told,
+          forecast(m.forecast),
         ],
       );
     }
@@ -190,9 +188,19 @@
       return this.changed();
     }
 
+    async foresee() {
+      const state = await this.server.forecast({}).catch(() => SILENT);
+      if (state.refused) toast(state.refused);
+      else this.show(state);
+    }
+
     /** What is fetched or loaded now, else what went wrong, with the way to try it again. */
     show(state) {
       const [doing, done, all] = state.choosing || (state.state === "loading" && (state.loading || ["loading"])) || [];
+      this.foresight.disabled = state.foreseeing;
+      this.foresight.textContent = state.foreseeing ? MEASURING : "How fast would they be here?";
+      if (this.foreseeing && !state.foreseeing) this.load();
+      this.foreseeing = state.foreseeing;
       const key = JSON.stringify([doing, done, all, state.error, state.failed, state.used, state.hardware.draft_fault]);
       if (this.told === key) return;
       const pair = state.used.join();
@@ -226,13 +234,13 @@
     }
   }
 
-  const LANES = { torch: "runs on torch", llama: "runs on llama.cpp" };
+  const MEASURING = "Measuring this machine, a minute or two; best while nothing else runs";
+  const LANES = { torch: "runs on torch", llama: "runs as the file is", native: "runs in C" };
   const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
   const DISTILL = "python -m duochat distill --target";
   const quoted = (path) => (/[^\w@%+=:,./-]/.test(path) ? `'${path.replaceAll("'", `'\\''`)}'` : path);
   const facts = (...told) => make("p.dc-facts", {}, told.filter(Boolean).join(" · "));
-  const forecast = ({ plain, drafted } = {}) =>
-    plain ? facts(`about ${fixed(plain)} tokens/s alone, ${fixed(drafted)} with this draft, here`) : null;
+  const forecast = (known) => known && facts(`Here ${known.sentence}`);
   const amount = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(2)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(0)} MB` : n);
 
   Object.assign(window.duochat, { ModelSheet: Sheet });

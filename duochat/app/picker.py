@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import subprocess
+import sys
+import tempfile
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,27 +25,25 @@ OF_A_PAIR = (*PAIR, "draft_vocabulary")
 ELSEWHERE = "A path or reference is taken from this machine's own browser only: choose a model of the list."
 NO_DRAFT = "Name a draft too: none on this disk speaks this target's tokens (python -m duochat distill makes one)."
 BUSY = "Another pair of models is being loaded: wait for it, then choose again."
-
-Forecast = Callable[[Settings], Mapping[str, float]]  # {"plain", "drafted"} in tokens/s here; {} where none is known
+FORECAST = (sys.executable, "-m", "duochat", "models", "--forecast", "--json", "--config")
 
 
 class Models:
     """settings: those that DuoChat was started with; what a person has set in them is kept with every pair.
 
-    here: is the page for this machine's own browser alone? Only then may it name a path. forecast: see `Forecast`.
+    here: is the page for this machine's own browser alone? Only then may it name a path.
     """
 
-    def __init__(
-        self, engine: Engine, settings: Settings, here: bool = True, forecast: Forecast = lambda settings: {}
-    ) -> None:
+    def __init__(self, engine: Engine, settings: Settings, here: bool = True) -> None:
         shipped = presets().values()
         if all(not _same(settings, s) for s in shipped) and settings.description in [s.description for s in shipped]:
             settings = replace(settings, description=STARTED, target_gib=0, draft_gib=0)
         self.engine, self.own = engine, settings
-        self._here, self._forecast = here, forecast
+        self._here, self._folder = here, settings.models_folder
         self._shipped = next(iter(presets().values()))
         self._jobs = Jobs(kept=0)
         self._local: list[Local] = []  # as they were listed last
+        self._forecasts: dict[str, dict[str, Any]] = {}  # by target, with the best of its drafts
         self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, reason
 
     @property
@@ -63,6 +64,7 @@ class Models:
             "exact": told["hardware"].get("target_exact", True),
             "demonstration": settings.target == self._shipped.target, "used": [settings.target, settings.draft],
             "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
+            "foreseeing": self._jobs.under_way("forecast") is not None,
             "context_length": settings.context_length, **told,
         }  # fmt: skip
 
@@ -77,7 +79,7 @@ class Models:
 
     def _pair(self, entry: Entry) -> dict[str, Any]:
         names = {"name": short_name(entry.settings.target), "draft_name": short_name(entry.settings.draft)}
-        return {**entry.to_dict(), **names, "forecast": self._forecast(entry.settings)}
+        return {**entry.to_dict(), **names, "forecast": self._forecasts.get(entry.settings.target)}
 
     def local(self, action: dict[str, Any]) -> dict[str, Any]:
         """The models on this disk, each with the lane that would run it and the drafts that fit it, the best first;
@@ -85,15 +87,15 @@ class Models:
 
         folder: another models folder, which this machine's own browser may name.
         """
-        folder = str(action.get("folder") or "") if self._here else ""
+        self._folder = (self._here and str(action.get("folder") or "")) or self.own.models_folder
         drafts = [path for entry in list_models() if (path := cached(entry.settings.draft))]
-        self._local = list_local(folder or self.own.models_folder, drafts)
-        return {"folder": folder or self.own.models_folder, "models": [self._target(m) for m in self._local]}
+        self._local = list_local(self._folder, drafts)
+        return {"folder": self._folder, "models": [self._target(m) for m in self._local]}
 
     def _target(self, model: Local) -> dict[str, Any]:
-        pairs = [self._settings(model.reference, draft) for draft in model.drafts]
-        drafts = [{"reference": p.draft, "name": short_name(p.draft), "forecast": self._forecast(p)} for p in pairs]
-        return {**model.to_dict(), "lane": self._lane(model), "drafts": drafts, "alone": self._shipped.draft}
+        drafts = [{"reference": draft, "name": short_name(draft)} for draft in model.drafts]
+        told = {"lane": self._lane(model), "drafts": drafts, "alone": self._shipped.draft}
+        return {**model.to_dict(), **told, "forecast": self._forecasts.get(model.reference)}
 
     def _lane(self, model: Local) -> str:
         """What would run it as a target: "torch", "llama", "" for nothing."""
@@ -101,7 +103,7 @@ class Models:
         if path.is_dir():
             return "torch"
         try:
-            return store.remembered(f"lane {asked}", path, lambda: backend_of(path, asked))
+            return store.remembered(f"lane {asked} {measure().gpu:.0f}", path, lambda: backend_of(path, asked))
         except DuoChatError:
             return ""
 
@@ -123,6 +125,19 @@ class Models:
         """Of a pair that is being fetched; what has come of it stays for the next time."""
         self._jobs.stop("change")
         return self.state({})
+
+    def forecast(self, _action: dict[str, Any]) -> dict[str, Any]:
+        """Find how fast each pair would be here, in a process of its own: it measures this machine, for a minute."""
+        if not self._jobs.under_way("forecast"):
+            self._jobs.start(lambda job: self._foresee(), "forecast")
+        return self.state({})
+
+    def _foresee(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            config = Path(folder, "models.yaml")
+            config.write_text(json.dumps({"models_folder": self._folder}), encoding="utf-8")
+            done = subprocess.run([*FORECAST, str(config)], capture_output=True, text=True)
+        self._forecasts = json.loads(done.stdout)["forecasts"] if not done.returncode else {}
 
     def _change(self, wanted: Settings, job: Job) -> None:
         try:

@@ -189,18 +189,17 @@
     }
 
     async foresee() {
-      const state = await this.server.forecast({}).catch(() => SILENT);
-      if (state.refused) toast(state.refused);
-      else this.show(state);
+      const words = this.foresight.textContent;
+      Object.assign(this.foresight, { disabled: true, textContent: MEASURING });
+      const answer = await this.server.forecast({}).catch(() => SILENT);
+      Object.assign(this.foresight, { disabled: false, textContent: words });
+      if (answer.refused) toast(answer.refused);
+      else this.load();
     }
 
     /** What is fetched or loaded now, else what went wrong, with the way to try it again. */
     show(state) {
       const [doing, done, all] = state.choosing || (state.state === "loading" && (state.loading || ["loading"])) || [];
-      this.foresight.disabled = state.foreseeing;
-      this.foresight.textContent = state.foreseeing ? MEASURING : "How fast would they be here?";
-      if (this.foreseeing && !state.foreseeing) this.load();
-      this.foreseeing = state.foreseeing;
       const key = JSON.stringify([doing, done, all, state.error, state.failed, state.used, state.hardware.draft_fault]);
       if (this.told === key) return;
       const pair = state.used.join();

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from duochat.app.jobs import Job, Jobs
 from duochat.chat.answer import Engine
 from duochat.config import PAIR, Settings, check, presets
 from duochat.models import store
-from duochat.models.catalog import Entry, list_models, measure, short_of, unfit
+from duochat.models.catalog import Entry, list_models, measure, unfit
 from duochat.models.fetch import cached
 from duochat.models.files import backend_of
 from duochat.models.local import Local, list_local
@@ -44,6 +45,7 @@ class Models:
         self._jobs = Jobs(kept=0)
         self._local: list[Local] = []  # as they were listed last
         self._forecasts: dict[str, dict[str, Any]] = {}  # by target, with the best of its drafts
+        self._one_at_a_time = threading.Lock()  # measurements of this machine
         self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, reason
 
     @property
@@ -64,7 +66,6 @@ class Models:
             "exact": told["hardware"].get("target_exact", True),
             "demonstration": settings.target == self._shipped.target, "used": [settings.target, settings.draft],
             "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
-            "foreseeing": self._jobs.under_way("forecast") is not None,
             "context_length": settings.context_length, **told,
         }  # fmt: skip
 
@@ -128,16 +129,14 @@ class Models:
 
     def forecast(self, _action: dict[str, Any]) -> dict[str, Any]:
         """Find how fast each pair would be here, in a process of its own: it measures this machine, for a minute."""
-        if not self._jobs.under_way("forecast"):
-            self._jobs.start(lambda job: self._foresee(), "forecast")
-        return self.state({})
-
-    def _foresee(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with self._one_at_a_time, tempfile.TemporaryDirectory() as folder:
             config = Path(folder, "models.yaml")
             config.write_text(json.dumps({"models_folder": self._folder}), encoding="utf-8")
             done = subprocess.run([*FORECAST, str(config)], capture_output=True, text=True)
-        self._forecasts = json.loads(done.stdout)["forecasts"] if not done.returncode else {}
+        if done.returncode:
+            raise DuoChatError((done.stderr.strip().splitlines() or ["The forecast failed: try again."])[-1])
+        self._forecasts = json.loads(done.stdout)["forecasts"]
+        return self.models({})
 
     def _change(self, wanted: Settings, job: Job) -> None:
         try:
@@ -149,9 +148,9 @@ class Models:
 
     def _room_for(self, wanted: Settings) -> bool:
         """Do both pairs fit the memory together? Not known, where one does not say what it needs."""
-        pairs = (self.settings, wanted)
-        target, draft = sum(p.target_gib for p in pairs), sum(p.draft_gib for p in pairs)
-        return all(p.target_gib for p in pairs) and not short_of(target, draft, measure())
+        used = self.settings
+        both = {name: getattr(used, name) + getattr(wanted, name) for name in ("target_gib", "draft_gib")}
+        return min(used.target_gib, wanted.target_gib) > 0 and not unfit(replace(wanted, **both), measure())
 
     def _settings(self, target: str, draft: str) -> Settings:
         """A known pair's own, else those that DuoChat was started with and this pair; what is set by hand stays."""

@@ -136,7 +136,7 @@ def test_a_fault_is_a_sentence_and_the_next_message_works(page: Page, word: str,
 
 def test_a_setting_out_of_range_is_told_and_the_text_comes_back(page: Page) -> None:
     page.keyboard.press("Alt+s")
-    page.get_by_role("spinbutton", name="Seed").fill("-3")
+    page.get_by_label("Seed", exact=True).fill("-3")
     page.keyboard.press("Tab")
     page.wait_for_timeout(500)  # Gradio takes a number over some time after it was typed
     page.keyboard.press("Escape")

@@ -75,6 +75,13 @@
     return sheet;
   };
 
+  /** Ask before something that cannot be undone; words: of the button that does it. */
+  const askFirst = (title, note, words, does) => {
+    const yes = press(words, () => (sheet.close(), does()), ".dc-primary");
+    const sheet = openSheet(title, "", make("p", {}, note), yes);
+    yes.focus();
+  };
+
   /** A message at the foot of the window that goes away by itself; action: [label, function]. */
   const toast = (words, action, seconds = action ? 8 : 4) => {
     const note = make("div.dc-toast", { role: "status" }, make("span", {}, words));
@@ -117,5 +124,5 @@
 
   const reduced = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-  Object.assign(window.duochat, { make, icon, button, press, openSheet, toast, say, copy, save, reduced });
+  Object.assign(window.duochat, { make, icon, button, press, openSheet, askFirst, toast, say, copy, save, reduced });
 })();

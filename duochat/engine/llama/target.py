@@ -233,7 +233,8 @@ class LlamaTarget(Target):
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
             "target_gpu_layers": options.gpu_layers,
             "target_cache": f"{options.keys}/{options.values}",
-            "target_widths": list(self._steps) or ("any" if self._tail is None else [self._llama.least, self.most_nodes + 1]),
+            "target_widths": list(self._steps)
+            or ("any" if self._tail is None else [self._llama.least, self.most_nodes + 1]),
             "target_exact": self.exact,
             "target_notice": self._llama.notice,
             "target_notes": list(self.notes),

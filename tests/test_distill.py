@@ -16,18 +16,17 @@ from duochat import DuoChatError  # noqa: E402
 from duochat.distill import distill, gguf_file  # noqa: E402
 from duochat.distill.evaluate import Answered, agreement  # noqa: E402
 from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: E402
+from duochat.distill.texts import TAUGHT, WINDOW, Text, Texts  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
-    WINDOW,
     Head,
     Plan,
     Student,
-    Texts,
     Trainer,
     orthogonal,
     q4_0,
     share_of_rate,
 )
-from duochat.distill.writing import ANSWER, TAUGHT, Format, Row, Text, Writer, best, plan  # noqa: E402
+from duochat.distill.writing import ANSWER, Format, Row, Writer, best, plan  # noqa: E402
 from duochat.models.trim import RANKING  # noqa: E402
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
@@ -182,7 +181,7 @@ def test_greedy_answers_are_the_argmax_of_the_target(target_file):
 
 @pytest.mark.parametrize("vocab", [40, 300, 1280])
 def test_the_best_of_a_row_are_those_of_a_sort(vocab):
-    logits = torch.randn(50, vocab)
+    logits = torch.rand(50, vocab).argsort(-1).float()  # no two alike in a row
     tokens, values = best(logits, 64)
     expected = logits.sort(-1, descending=True)
     assert torch.equal(tokens, expected.indices[:, :64])
@@ -339,6 +338,12 @@ def _arguments(*words: object) -> argparse.Namespace:
     return parser.parse_args([str(word) for word in words])
 
 
+def test_a_student_that_does_not_fit_is_refused_before_the_work(target_file, tmp_path):
+    with pytest.raises(DuoChatError, match="48x1 does not fit"):
+        distill.main(_arguments("--target", target_file, "--out", tmp_path / "draft.gguf", "--students", "64x1,48x1"))
+    assert not list((tmp_path / "draft.work").iterdir())
+
+
 @pytest.mark.slow
 def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     """The whole command at toy size, with the code path of two devices; then again from its checkpoints."""
@@ -356,7 +361,7 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     runner = llama_cpp.Llama(str(tmp_path / "draft.gguf"), n_ctx=64, n_threads=1, verbose=False)
     assert runner.eval([5, 6, 7]) is None
     ranked = gguf_file.Source.open(tmp_path / "draft.gguf").header.metadata[RANKING]
-    counts = np.load(work / "answer-token-counts.npy")
+    counts = np.load(work / "answer-token-counts-0.npy")
     assert counts[ranked].tolist() == sorted(counts.tolist(), reverse=True)[:40]
     distill.main(_arguments(*options[:-1], 0.2))
     again = json.loads((work / "report.json").read_text())

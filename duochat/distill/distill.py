@@ -11,20 +11,23 @@ import argparse
 import json
 import logging
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from duochat import DuoChatError, terminal
+from duochat import DuoChatError
 from duochat.distill import evaluate, gguf_file
 from duochat.distill.student import deepened, student_of
-from duochat.distill.training import Head, Plan, Student, Texts, Trainer, train
-from duochat.distill.writing import Text, row_bytes, written
+from duochat.distill.texts import Text, Texts
+from duochat.distill.training import Head, Plan, Student, Trainer, train
+from duochat.distill.writing import row_bytes, written
 
 log = logging.getLogger("distill")
 RESTARTS = 3
@@ -52,73 +55,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-tokens", type=int, help="tokens a training step (GPU: 49152)")
     add("--rate", type=float, default=0.01, help="Muon's learning rate")
     add("--hard", type=float, default=0.25, help="weight of the target's most likely token beside its distribution")
-    add("--workers", type=int, help="worker processes (default: one a GPU, else one)")
     add("--seed", type=int, default=0)
     add("--no-compile", action="store_true", help="without torch.compile and CUDA graphs")
-    add("--worker", type=int, help=argparse.SUPPRESS)
-    add("--deadline", type=float, help=argparse.SUPPRESS)
 
 
 def main(args: argparse.Namespace) -> None:
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, stream=sys.stderr)
-    logging.getLogger("gguf").setLevel(logging.WARNING)
+    _tell_progress()
     args.work = args.work or args.out.with_suffix(".work")
     args.work.mkdir(parents=True, exist_ok=True)
-    if args.worker is not None:
-        Worker(args).run()
-        return
     groups, seconds = _groups(args), args.minutes * 60
     plans = [Plan.parse(text) for group in groups for text in group.split(",")]
     shape = gguf_file.Source.open(Path(args.target)).shape
     for plan in plans:
         plan.shape(shape)  # refuses what does not fit before the work
     log.info("%.0f s of writing, then training till %.0f s: see --minutes", args.text_share * seconds, seconds)
-    deadline = time.time() + seconds
-    _supervise([_command(args, k, group, deadline) for k, group in enumerate(groups)], args.work, deadline)
+    options = {name: value for name, value in vars(args).items() if not callable(value)}
+    common = options | {"deadline": time.time() + seconds, "workers": len(groups)}
+    _supervise([common | {"worker": k, "students": group} for k, group in enumerate(groups)])
     _finish(args, [plan.name for plan in plans])
 
 
 def _groups(args: argparse.Namespace) -> list[str]:
-    """The students of each worker. Without ';' they are dealt out in turn."""
+    """The students of each worker; without ';' they are dealt out in turn, to one worker a GPU."""
     if ";" in args.students:
         return args.students.split(";")
     students = args.students.split(",")
-    workers = min(args.workers or max(1, torch.cuda.device_count()), len(students))
+    workers = min(max(1, torch.cuda.device_count()), len(students))
     return [",".join(students[k::workers]) for k in range(workers)]
 
 
-def _command(args: argparse.Namespace, worker: int, students: str, deadline: float) -> list[str]:
-    """The same command line for one worker: every option that was given, and its own part."""
-    own = {"students": students, "worker": worker, "deadline": deadline, "workers": len(_groups(args))}
-    command = [sys.executable, "-m", "duochat.distill.distill"]
-    for name, value in (vars(args) | own).items():
-        if name in _option_names() and value is not None and value is not False:
-            command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return command
+def _tell_progress() -> None:
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("gguf").setLevel(logging.WARNING)
 
 
-def _option_names() -> set[str]:
-    parser = argparse.ArgumentParser(add_help=False)
-    add_arguments(parser)
-    return {action.dest for action in parser._actions}
-
-
-def _supervise(commands: Sequence[list[str]], work: Path, deadline: float) -> None:
-    """Run the workers; one that dies is started again from its checkpoint, uncompiled."""
-    running = {k: subprocess.Popen(command) for k, command in enumerate(commands)}
+def _supervise(parts: Sequence[dict]) -> None:
+    """Run a worker on each part, the arguments that are its own; one that dies starts again from its checkpoint,
+    uncompiled."""
+    running = {k: _started(part) for k, part in enumerate(parts)}
     deaths = dict.fromkeys(running, 0)
     while running:
         time.sleep(0.5)
-        for k, process in list(running.items()):
-            if process.poll() is None:
-                continue
-            del running[k]
-            if process.returncode == 0:
+        for k in [k for k, process in running.items() if not process.is_alive()]:
+            status = running.pop(k).exitcode
+            if status == 0:
                 continue
             deaths[k] += 1
-            log.error("worker %d died (status %d)", k, process.returncode)
-            if deaths[k] <= RESTARTS and (time.time() < deadline - 15 or deaths[k] == 1):
-                running[k] = subprocess.Popen([*commands[k], "--no-compile"])
+            log.error("worker %d died (status %d)", k, status)
+            if deaths[k] <= RESTARTS and (time.time() < parts[k]["deadline"] - 15 or deaths[k] == 1):
+                running[k] = _started(parts[k] | {"no_compile": True})
+
+
+def _started(part: dict) -> BaseProcess:
+    process = get_context("spawn").Process(target=_work, args=(part,))
+    process.start()
+    return process
+
+
+def _work(part: dict) -> None:
+    _tell_progress()
+    Worker(argparse.Namespace(**part)).run()
 
 
 def _finish(args: argparse.Namespace, names: list[str]) -> None:
@@ -131,9 +127,8 @@ def _finish(args: argparse.Namespace, names: list[str]) -> None:
         raise DuoChatError(f"No student came through: see the log above, then run again with --work {args.work}.")
     shutil.copyfile(made[0], args.out)
     for name, figures in students.items():
-        log.info(
-            "%s  %s", name, {kind: figures[kind]["mean"] for kind in ("untrained", *TEMPERATURES) if kind in figures}
-        )
+        told = {kind: figures[kind]["mean"] for kind in ("untrained", *TEMPERATURES) if kind in figures}
+        log.info("%s  %s", name, told)
     log.info("wrote %s", args.out)
 
 
@@ -160,7 +155,8 @@ class Worker:
             torch._dynamo.config.suppress_errors = True  # an uncompiled run is better than none
             torch._dynamo.config.recompile_limit = 64
         self.batch_tokens = args.batch_tokens or (49152 if cuda else 1024)
-        self.report: dict = {"worker": self.id, "device": _device_name(self.device), "students": {}}
+        name = torch.cuda.get_device_name(self.device) if cuda else "cpu"
+        self.report: dict = {"worker": self.id, "device": name, "students": {}}
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
@@ -194,17 +190,17 @@ class Worker:
         until = time.monotonic() + max(0, seconds - (time.time() - self.began))
         made = len(list(self.work.glob(f"text-{self.id}-*.npz")))
         seed = self.args.seed + 1000 * self.id + made
-        total, began = 0, time.monotonic()
-        for number, text in enumerate(
-            written(self.target, self.source, self._batches(), seed, until, self.compiled), start=made
-        ):
-            text.save(self.work / f"text-{self.id}-{number:04d}.npz")
-            total += text.tokens.size
-            speed = total / (time.monotonic() - began)
-            self._say(
-                "text %.2f M tokens  %.0f tokens/s  %.0f %% answers", total / 1e6, speed, text.answers.mean() * 100
-            )
-        self.report["text_tokens_per_s"] = round(total / (time.monotonic() - began))
+        texts = written(self.target, self.source, self._batches(), seed, until, self.compiled)
+        total, began, saved = 0, time.monotonic(), []
+        with ThreadPoolExecutor(1) as disk:  # the device writes on meanwhile
+            for number, text in enumerate(texts, start=made):
+                saved.append(disk.submit(text.save, self.work / f"text-{self.id}-{number:04d}.npz"))
+                total += text.tokens.size
+                speed, share = total / (time.monotonic() - began), text.answers.mean() * 100
+                self._say("text %.2f M tokens  %.0f tokens/s  %.0f %% answers", total / 1e6, speed, share)
+        for one in saved:
+            one.result()
+        self.report["text_tokens_per_s"] = round(speed)
         done.touch()
 
     def _batches(self) -> list[tuple[int, int, float]]:
@@ -219,14 +215,14 @@ class Worker:
 
     def _texts(self) -> Texts:
         """The texts of all workers; one that is late is not waited for."""
-        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers or 1)])
+        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers)])
         paths = sorted(self.work.glob("text-*-*.npz"))
         return Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
 
     def _most_frequent(self, texts: Texts) -> list[int]:
         """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
         counts, most = texts.counts(self.source.shape.vocab), self.args.vocabulary
-        np.save(self.work / "answer-token-counts.npy", counts)
+        np.save(self.work / f"answer-token-counts-{self.id}.npy", counts)
         ranking = np.argsort(-counts, kind="stable")
         covered = {size: round(float(counts[ranking[:size]].sum() / counts.sum()), 4) for size in COVERED}
         self.report |= {"text_tokens": texts.total, "covered": covered}
@@ -243,7 +239,7 @@ class Worker:
 
     def _answer(self) -> None:
         """The target's answers to the evaluation prompts at both temperatures, dealt out among the workers."""
-        mine = list(TEMPERATURES)[self.id :: self.args.workers or 1]
+        mine = list(TEMPERATURES)[self.id :: self.args.workers]
         for kind in mine:
             self._write_answers(kind)
         self._await([self._answers_path(kind) for kind in TEMPERATURES])
@@ -282,9 +278,8 @@ class Worker:
 
     def _described(self, student: Student) -> dict:
         shape, weights = student.model.shape, sum(p.numel() for p in student.model.parameters())
-        start = evaluate.agreement(
-            student.model, self.answered["greedy"][:: max(1, len(self.answered["greedy"]) // 64)]
-        )
+        asked = self.answered["greedy"]
+        start = evaluate.agreement(student.model, asked[:: max(1, len(asked) // 64)])
         self._say(
             "student %s: %s, %.1f M weights, untrained %s", student.plan.name, shape, weights / 1e6, start["mean"]
         )
@@ -332,11 +327,8 @@ class Worker:
 
     def _measure_and_export(self, student: Student) -> None:
         name, figures, frequent = student.plan.name, self.report["students"][student.plan.name], self.frequent
-        figures |= {
-            "loss": student.loss,
-            "mix": self.args.mix,
-            "vocabulary": len(frequent) or student.model.shape.vocab,
-        }
+        proposed = len(frequent) or student.model.shape.vocab
+        figures |= {"loss": student.loss, "mix": self.args.mix, "vocabulary": proposed}
         figures["bytes"] = self._export(student, self.args.mix, f"{name}.gguf", frequent)
         model = gguf_file.Source.open(self.work / f"{name}.gguf").model().to(self.device)
         for kind, answered in self.answered.items():
@@ -346,10 +338,6 @@ class Worker:
         self._export(student, "f16", f"{name}.f16.gguf", frequent)
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
 def _parsed(batches: str) -> list[tuple[int, int, float]]:
     """`2048x512:0.75,...` as (rows, length, share)."""
     try:
@@ -357,7 +345,3 @@ def _parsed(batches: str) -> list[tuple[int, int, float]]:
         return [(int(rows), int(length), float(share)) for (rows, length), share in parts]
     except ValueError as error:
         raise DuoChatError(f"--batches {batches!r} is not rows x length:share, such as {CPU_BATCHES}.") from error
-
-
-if __name__ == "__main__":
-    terminal.start("duochat.distill.distill", __doc__, add_arguments, main)

@@ -10,27 +10,21 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from duochat import DuoChatError
 from duochat.distill.student import Llama, Shape
-from duochat.distill.writing import Text
+from duochat.distill.texts import CHUNK, Batch, Texts
 
 log = logging.getLogger("distill")
 BLOCK = 32  # weights that share a scale in GGUF's Q4_0 and Q8_0
-CHUNK = 8192
-WINDOW = 512  # tokens: of longer rows a part is read, as the draft lane reads the end of a long conversation
 CHECKED_EVERY = 50
-LEARNT_SHARE = 0.55
 
 
 @dataclass(frozen=True)
@@ -183,17 +177,6 @@ def share_of_rate(done: float, warm: float = 0.01, decay_from: float = 0.4) -> f
     return min(1.0, max(0.0, (1 - done) / (1 - decay_from)))
 
 
-@dataclass(frozen=True)
-class Batch:
-    """tokens int64 [rows, length]; places: flat indices of the positions whose next token is learnt; for each of them
-    the target's most likely tokens and their logits [places, TAUGHT]."""
-
-    tokens: Tensor
-    places: Tensor
-    likely: Tensor
-    logits: Tensor
-
-
 class Head:
     """What students learn to propose: rows of the embedding, and of what the target held likely the part among them.
 
@@ -272,55 +255,6 @@ class Trainer:
             by_hidden[part] = gradient @ head * share
             by_head += gradient.T @ (hidden[part] * share.to(hidden.dtype))
         return total, by_hidden, by_head
-
-
-class Texts:
-    """Batches out of texts of several row lengths, each of about `tokens` tokens; everything lies on the device."""
-
-    def __init__(self, texts: Iterable[Text], tokens: int, device: torch.device, seed: int) -> None:
-        self.device, self.budget = device, tokens
-        pools: dict[int, list[tuple[Tensor, ...]]] = {}
-        for text in texts:
-            parts = (text.tokens, text.answers, text.likely, text.logits)
-            pools.setdefault(text.tokens.shape[1], []).append(tuple(torch.from_numpy(p).to(device) for p in parts))
-        self.pools = [tuple(map(torch.cat, zip(*pools.pop(length), strict=True))) for length in sorted(pools)]
-        self.weights = [float(answers.sum()) for _, answers, *_ in self.pools]
-        self.choice = random.Random(seed)
-        self.generator = torch.Generator(device).manual_seed(seed)
-
-    @property
-    def total(self) -> int:
-        return sum(tokens.numel() for tokens, *_ in self.pools)
-
-    def counts(self, vocab: int) -> np.ndarray:
-        """How often the target answered with each token."""
-        return sum(torch.bincount(tokens[answers], minlength=vocab) for tokens, answers, *_ in self.pools).cpu().numpy()
-
-    def batches(self) -> Iterator[Batch]:
-        """Endless; pools are drawn as often as their answers weigh, rows shuffled."""
-        orders = [self._order(tokens) for tokens, *_ in self.pools]
-        while True:
-            pool = self.choice.choices(range(len(self.pools)), self.weights)[0]
-            length = self.pools[pool][0].shape[1]
-            begin = self.choice.randint(0, max(0, length - WINDOW))
-            rows = max(1, min(self.budget // min(length, WINDOW), len(self.pools[pool][0])))
-            if len(orders[pool]) < rows:
-                orders[pool] = self._order(self.pools[pool][0])
-            drawn, orders[pool] = orders[pool][:rows], orders[pool][rows:]
-            tokens, answers, likely, logits = (part[drawn, begin : begin + WINDOW] for part in self.pools[pool])
-            places = self._places(answers)
-            yield Batch(tokens.long(), places, likely.flatten(0, 1)[places], logits.flatten(0, 1)[places])
-
-    def _order(self, tokens: Tensor) -> Tensor:
-        return torch.randperm(len(tokens), generator=self.generator, device=self.device)
-
-    def _places(self, answers: Tensor) -> Tensor:
-        """The same number of places in every batch, so that shapes stay fixed: before answers first, then others."""
-        wanted = F.pad(answers[:, 1:], (0, 1)).float()
-        wanted += torch.rand(wanted.shape, generator=self.generator, device=self.device)
-        wanted[:, -1] = -1.0  # nothing follows the last token
-        count = max(1, int(LEARNT_SHARE * wanted.numel()))
-        return wanted.flatten().topk(count - count % CHUNK if count > CHUNK else count).indices
 
 
 def train(

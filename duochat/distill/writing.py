@@ -10,10 +10,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,11 +20,12 @@ from duochat import DuoChatError
 from duochat.chat.text import Tokenizer
 from duochat.distill.gguf_file import Source
 from duochat.distill.student import Llama, Shape
+from duochat.distill.texts import TAUGHT, Text
 
 USER, ANSWER = 0, 1
 BUCKET = 256  # columns of the cache by which the captured step grows
 GROUP = 128  # neighbouring tokens that share a maximum
-SAMPLED, TAUGHT = 64, 32  # of the target's most likely tokens: chosen from, and kept for the students
+SAMPLED = 64  # of the target's most likely tokens: chosen from
 
 LANGUAGES = ("German", "French", "Spanish", "Italian", "Portuguese", "Dutch")
 TOPICS = (
@@ -290,28 +289,6 @@ def _choose(logits: Tensor, temperature: Tensor) -> Tensor:
     """One place a row: argmax where the temperature is 0, else a sample (Gumbel noise scaled by the temperature)."""
     noise = torch.empty_like(logits).exponential_().clamp_min_(1e-30).log_().neg_()
     return torch.addcmul(logits, noise, temperature).argmax(-1)
-
-
-@dataclass(frozen=True)
-class Text:
-    """Rows of one length on the CPU: tokens int32 [rows, length]; answers bool, what the target said as the assistant;
-    what it held most likely to follow each token, likely int32 and logits fp16 [rows, length, TAUGHT], the best 0."""
-
-    tokens: np.ndarray
-    answers: np.ndarray
-    likely: np.ndarray
-    logits: np.ndarray
-
-    def save(self, path: Path) -> None:
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            np.savez(file, **vars(self))
-        part.replace(path)
-
-    @classmethod
-    def load(cls, path: Path) -> Text:
-        with np.load(path) as saved:
-            return cls(*(saved[field.name] for field in fields(cls)))
 
 
 def written(

@@ -83,6 +83,20 @@ def test_k_quants_are_verified_narrowly_on_a_cpu(monkeypatch):
     assert list(Model(Shape(), ALL_Q8).curve(CPU)) == list(CPU.widths)
 
 
+def test_what_a_gpu_has_no_room_for_takes_the_cpus_time(monkeypatch):
+    times = {CPU: 0.05, GPU: 0.01}
+    monkeypatch.setattr(speeds, "forwards", lambda lane, *_: (dict.fromkeys(lane.widths, times[lane]),) * 2)
+    model = Model(Shape(), ALL_Q8)
+    for part, seconds in ((2.0, 0.02), (0.5, 0.06)):
+        monkeypatch.setattr(speeds, "room", lambda part=part: part * model.size)
+        assert forecast._beside(model, GPU)[1] == pytest.approx(seconds)
+    assert forecast._beside(model, CPU)[1] == pytest.approx(0.1)
+
+
+def test_a_model_without_attention_is_not_forecast(tmp_path):
+    assert Model.of_file(write_gguf(tmp_path / "toy.gguf", "mamba")) is None
+
+
 def test_fewer_layers_and_rows_stand_for_all(monkeypatch):
     """A layer takes 2 ms, a row of the output 1 µs."""
     asked = []

@@ -65,8 +65,8 @@ class Model:
     expert: float = 0.0  # ... and their part of what a token reads of a layer
 
     @classmethod
-    def of_file(cls, path: Path) -> Model:
-        """From a GGUF file's header. Raises DuoChatError."""
+    def of_file(cls, path: Path) -> Model | None:
+        """From a GGUF file's header; None for a model without attention. Raises DuoChatError."""
         header = gguf.read(path)
         found: dict[str, Counter[str]] = {name: Counter() for name in KINDS}
         size = expert = 0.0
@@ -79,6 +79,8 @@ class Model:
             if own not in OUTER:
                 size += tensor.size * (share if own != name else 1.0)
                 expert += tensor.size * share if own != name else 0.0
+        if not found["attn_output"]:
+            return None
         shape, usual = _shape(header), sum(found.values(), Counter()).most_common(1)[0][0]
         kinds = {name: kind.most_common(1)[0][0] if kind else usual for name, kind in found.items()}
         kinds["output"] = kinds["output"] if found["output"] else kinds["token_embd"]  # tied
@@ -94,6 +96,12 @@ class Model:
         near = min(SIZES, key=lambda size: abs(log(size / active)))
         kinds = LABELS[told["label"].upper()]
         return cls(SIZES[near], kinds, active / near, active / billions, 0.8 if told["active"] else 0.0)
+
+    @property
+    def size(self) -> float:
+        """Bytes of all weights."""
+        read = self.scale * speeds.size(self.shape, self.kinds, False)
+        return read * (1 - self.expert + self.expert / self.share) + speeds.size(self.shape, self.kinds, True)
 
     def curve(self, lane: Lane) -> dict[int, float]:
         """Seconds of a forward by its rows; each row of a mixture of experts takes some of its own."""
@@ -178,7 +186,16 @@ def _costs(target: Model, draft: Model, own: Path | None) -> Costs:
     drafting = (_native(own) if own else None) or draft.curve(other)
     measured = Curve({size: Curve(drafting)(size) for size in BATCHES})
     held = speeds.contention(one, other)
-    return Costs(Curve(target.curve(one)), measured, other.threads, contention=held, shared=not one.gpu_layers)
+    return Costs(Curve(_beside(target, one)), measured, other.threads, contention=held, shared=not one.gpu_layers)
+
+
+def _beside(target: Model, lane: Lane) -> dict[int, float]:
+    """Seconds of a forward where what the GPU has no room for is on the CPU."""
+    found = target.curve(lane)
+    if not lane.gpu_layers or (part := min(1.0, speeds.room() / target.size)) == 1:
+        return found
+    rest = Curve(target.curve(Lane(0, lane.threads)))
+    return {width: part * seconds + (1 - part) * rest(width) for width, seconds in found.items()}
 
 
 def expected(costs: Costs, agreement: float) -> tuple[float, float]:

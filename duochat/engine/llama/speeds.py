@@ -17,6 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from duochat.engine.costs import CPU_WIDTHS, GPU_WIDTHS, available_cores, beside
 from duochat.engine.llama import devices, loading, probe
+from duochat.engine.llama.placing import RESERVE
 from duochat.engine.llama.probe import OUTER, Shape
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.sampling import Sampling
@@ -46,6 +47,11 @@ def lanes() -> tuple[Lane, Lane]:
     if devices.gpus():
         return Lane(999, cores), Lane(0, max(1, min(8, cores // 2)))
     return Lane(0, cores), Lane(0, 1)
+
+
+def room() -> int:
+    """Bytes that the GPUs have free for weights."""
+    return sum(max(0, device.free - RESERVE) for device in devices.gpus())
 
 
 def size(shape: Shape, kinds: Mapping[str, str], outer: bool) -> float:

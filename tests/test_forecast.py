@@ -58,6 +58,7 @@ def test_a_header_tells_the_same_as_its_tensors(tmp_path, architecture):
             assert model.shape.matrices[name] == tensor.shape, tensor.name
             assert model.kinds[name] == "Q8_0"
     assert model.shape.layers == header.get("block_count")
+    assert model.shape.tied == ("output.weight" not in {tensor.name for tensor in header.tensors})
     assert (model.share < 1) == (architecture == "qwen3moe")
     if architecture != "qwen3moe":
         assert model.scale == pytest.approx(1)
@@ -73,14 +74,6 @@ def test_a_mixture_reads_more_experts_for_more_rows(monkeypatch):
     assert dense.curve(lane) == {1: 1.5, 2: 1.5}
     assert mixed.curve(lane)[1] == pytest.approx(1.5)
     assert mixed.curve(lane)[2] == pytest.approx(0.5 + 0.5 * (2 - 1 / 64) + 0.5)
-
-
-def test_k_quants_are_verified_narrowly_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(speeds, "forwards", lambda lane, *_: (dict.fromkeys(lane.widths, 1.0),) * 2)
-    model = Model(Shape(), ALL_Q8 | {"ffn_up": "Q4_K"})
-    assert list(model.curve(CPU)) == [1, 2, 3]
-    assert list(model.curve(GPU)) == list(GPU.widths)
-    assert list(Model(Shape(), ALL_Q8).curve(CPU)) == list(CPU.widths)
 
 
 def test_what_a_gpu_has_no_room_for_takes_the_cpus_time(monkeypatch):

@@ -14,7 +14,7 @@ from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled
 from duochat.engine.llama import devices, sample, widths
 from duochat.engine.llama.placing import Place, place
-from duochat.engine.llama.target import STEPS, LlamaTarget
+from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.native import NativeTarget, unfit
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf as gguf_header
@@ -358,17 +358,19 @@ def test_it_says_what_it_is(load, files):
     assert target.measure((1, 2, 4, 65), 40).keys() == {1, 2, 4}
 
 
-def test_forwards_of_few_widths(load, alone, monkeypatch):
-    """As on a GPU: filled up with rows that nobody asked for, which change nothing."""
-    target, alone, rows = load("llama"), alone("llama"), []
-    target._steps = STEPS
-    fill = target._llama._batch.fill
-    monkeypatch.setattr(target._llama._batch, "fill", lambda *a: (rows.append(len(a[3]) or len(a[0])), fill(*a)))
-    context = prompt(20)
-    for tree in [(), [(3, -1)], [(3, -1), (4, 0), (5, 0)], [(3, -1), (4, 0), (5, 1), (6, -1)], ()]:
-        context.append(check(target, alone, context, tree).tokens[0])
-        assert rows[-1] == (16 if tree else 1)
-    assert target.measure((1, 2, 4, 64), 40).keys() == {1, 2, 16, 17, 32}
+def test_on_a_gpu_one_row_is_measured_by_itself(load, monkeypatch):
+    """A forward that is as wide as the one before it takes less time there."""
+    target, clock, last = load("llama"), SimpleNamespace(now=0.0), []
+
+    def verify(_context, tree, *_):
+        clock.now += 1.0 if last[-1:] == [len(tree)] else 2.0
+        last.append(len(tree))
+
+    monkeypatch.setattr(target, "verify", verify)
+    monkeypatch.setattr("duochat.engine.lanes.perf_counter", lambda: clock.now)
+    assert target.measure((1, 2, 4), 40) == {1: 2.0, 2: 2.0, 4: 2.0}
+    target.shares_cores = False
+    assert target.measure((1, 2, 4), 40) == {1: 1.0, 2: 2.0, 4: 2.0}
 
 
 def test_a_model_in_parts(tmp_path):

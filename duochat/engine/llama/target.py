@@ -10,11 +10,8 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +33,6 @@ MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
 CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
 INEXACT = "rows of wider forwards round otherwise here: decoders give the same text up to near ties"
-STEPS = (1, 16, 32)  # rows of a forward on a GPU: launched as one graph when it has as many as the one before
 SPLIT = ("f16", "f32")  # types of keys and values over which attention on the CPU is split or tiled
 
 
@@ -59,8 +55,7 @@ class LlamaTarget(Target):
             self.exact, llama.least, most = _rows(llama, reproducible)
             self._cache = TreeCache(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.notes += [] if self.exact else [INEXACT]
-        self._steps = STEPS if llama.options.gpu_layers and most > STEPS[-1] else ()
-        self.most_nodes = min(most, *self._steps[-1:], MOST_NODES + 1) - 1
+        self.most_nodes = min(most - 1, MOST_NODES)
         self._tail = None if most == widths.ANY else most
 
     @classmethod
@@ -156,8 +151,6 @@ class LlamaTarget(Target):
         tail = None if self._tail is None else self._tail - 1 - len(tree)
         root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
         nodes = self._grow(root, tree)
-        if self._steps:
-            self._llama.least = next(step for step in self._steps if step > len(tree))
         rows = self._cache.decode(cancelled)
         return partial(self._answer, [root, *nodes], rows, tree, sampling, changes(context, paths(tree), sampling))
 
@@ -202,24 +195,10 @@ class LlamaTarget(Target):
         self._llama.set_threads(threads, reading)
 
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """See `lanes.Target.measure`. In steps the widths are those about each step."""
-        if not self._steps:
-            return super().measure(widths, context, repeats)
-        held = [token % self.vocabulary for token in range(min(context, self.context_length - MOST_NODES))]
-        self.verify(held, (), Sampling())
-        taken = [{step: self._run(held, step) for step in self._steps} for _ in range(repeats)]
-        seconds = {step: statistics.median(one[step] for one in taken) for step in self._steps}
-        beyond = {step + 1: seconds[wider] for step, wider in pairwise(self._steps)}
-        return seconds | beyond
-
-    def _run(self, held: Sequence[int], width: int, forwards: int = 3) -> float:
-        """Seconds of a forward among some of this width: plain decoding has no others, a tree's change now and then."""
-        chain = [(0, node - 1) for node in range(width - 1)]
-        times = [time.perf_counter()]
-        for _ in range(forwards):
-            self.verify(held, chain, Sampling())
-            times.append(time.perf_counter())
-        return times[-1] - times[-2] if width == 1 else (times[-1] - times[0]) / forwards
+        """See `lanes.Target.measure`. On a GPU a forward as wide as the one before it is launched as one graph, which
+        plain decoding always gains from and a tree, whose width changes, hardly ever: one row is measured by itself."""
+        alone = {} if self.shares_cores else super().measure((1,), context, repeats)
+        return super().measure(widths, context, repeats) | alone
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""
@@ -233,7 +212,7 @@ class LlamaTarget(Target):
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
             "target_gpu_layers": options.gpu_layers,
             "target_cache": f"{options.keys}/{options.values}",
-            "target_widths": list(self._steps) or ("any" if self._tail is None else [self._llama.least, self.most_nodes + 1]),
+            "target_widths": "any" if self._tail is None else [self._llama.least, self.most_nodes + 1],
             "target_exact": self.exact,
             "target_notice": self._llama.notice,
             "target_notes": list(self.notes),

@@ -10,11 +10,12 @@ static uint32_t state = 1;
 static int below(int n) { return (int)(((state = state * 1664525u + 1013904223u) >> 8) % (unsigned)n); }
 
 static Tensor tensor(int type, int rows, int cols) {
-    size_t bytes = type == F32 ? (size_t)rows * cols * 4 : (size_t)rows * cols / 32 * (type == Q4_0 ? 18 : 34);
+    const int block = type == Q4_0 ? 18 : type == Q4_1 ? 20 : 34;
+    size_t bytes = type == F32 ? (size_t)rows * cols * 4 : (size_t)rows * cols / 32 * block;
     uint8_t *data = malloc(bytes);
     for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)below(256);
-    const half scale = narrow(type == Q4_0 ? 0.05f : 0.003f);
-    for (size_t i = 0; type != F32 && i < bytes; i += type == Q4_0 ? 18 : 34) memcpy(data + i, &scale, 2);
+    const half about[] = {narrow(type == Q8_0 ? 0.003f : 0.05f), narrow(-0.4f)};
+    for (size_t i = 0; type != F32 && i < bytes; i += block) memcpy(data + i, about, type == Q4_1 ? 4 : 2);
     for (int i = 0; type == F32 && i < cols; i++) ((float *)data)[i] = 0.8f + 0.001f * below(400);
     return (Tensor){data, type, rows, cols};
 }
@@ -49,11 +50,11 @@ static void decode(Lane *m, int most, const Choice *choice, int *cells, int said
 }
 
 int main(int argc, char **argv) {
-    const int threads = argc > 1 ? atoi(argv[1]) : 1, types[] = {Q4_0, Q8_0};
+    const int threads = argc > 1 ? atoi(argv[1]) : 1, types[] = {Q4_0, Q4_1, Q8_0};
     const int keys = GROUPS * HEAD, shapes[12][2] = {
         {VOCABULARY, WIDTH}, {1, WIDTH}, {VOCABULARY, WIDTH}, {1, WIDTH}, {HEADS * HEAD, WIDTH}, {keys, WIDTH},
         {keys, WIDTH}, {WIDTH, HEADS * HEAD}, {1, WIDTH}, {INNER, WIDTH}, {INNER, WIDTH}, {WIDTH, INNER}};
-    for (int type = 0; type < 2; type++) {
+    for (int type = 0; type < 3; type++) {
         Tensor all[3 + 9 * LAYERS];
         state = 1;
         for (int i = 0; i < 3 + 9 * LAYERS; i++) {

@@ -147,11 +147,14 @@ class Costs:
     turns: bool = False  # `duotree` is expected to be faster in turns
     lone: float = 0.0  # seconds of a plain forward, calibrated, where other cores take part than in `target`
     hands: Threads = field(init=False, repr=False, compare=False)
+    crew: Threads = field(init=False, repr=False, compare=False)  # the target's
     _alone: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)  # of forwards, drafts apart
     _forwards: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.hands = Threads(self.threads, self.sweep)
+        self.hands, few = Threads(self.threads, self.sweep), self.at_once
+        sweep = {c.target_threads: c.target.measured(1) for c in (few, self) if c}
+        self.crew = Threads(self.target_threads, sweep)
         if self.at_once:
             self.at_once.lone, self.at_once._alone = self.target.measured(1), self._alone
 
@@ -192,6 +195,7 @@ class Costs:
             return
         width = len(r.pending) + 1
         self.target.observe(width, seconds)
+        self.crew.observe(seconds / self.target.measured(width))
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
         self._alone.observe((seconds - self.contention * beside) / self.target.measured(width))
         self._forwards += 1

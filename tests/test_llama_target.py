@@ -251,7 +251,7 @@ def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
 
 def text(target, drafter, decoder, sampling, context) -> tuple[list[int], int]:
     """The answer, and how many of its tokens were drafted."""
-    rounds = [*decode(context, Request(sampling, 40, decoder), target, drafter, costs())]
+    rounds = [*decode(context, Request(sampling, 80, decoder), target, drafter, costs())]
     return [t for r in rounds for t in r.tokens], sum(len(r.accepted) for r in rounds)
 
 

@@ -244,12 +244,11 @@ class Best(Schedule):
         return (self.whole if self.reason else self.costs).crew.now
 
     def _vain(self) -> str:
-        """Why no draft can be worth a wait, where each costs one: not even a sure token's first child."""
-        costs = self.costs
-        draft, row = costs.draft(1) / costs.target(1), costs.row(1) / costs.target(1)
-        if not self.turns or draft + row < self.SURE:
-            return ""
-        return f"a drafted token costs {draft + row:.2f} of a forward here: drafting cannot pay"
+        """Why no draft can pay, where it takes the target's cores: not even chains that are nearly always right."""
+        costs, delay = self.costs, 1.0 if self.turns else self.costs.contention
+        lengths = range(1, min(9, costs.widest)) if costs.shared else ()
+        gain = costs.plain * max((costs.rate(self.SURE, n, delay) for n in lengths), default=float("inf"))
+        return f"drafting would give {gain:.2f}× plain decoding here at best" if gain < 1 else ""
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         if self.reason or self.reading or (self.turns and verifying):

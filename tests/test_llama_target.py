@@ -183,12 +183,13 @@ def test_probabilities_are_those_of_the_parents_row(load, name):
         assert again.node_probs == again.probs[:1]
 
 
-def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch):
+@pytest.mark.parametrize(("name", "lane"), [("llama", "llama"), ("Q4_1", "native")])
+def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch, name, lane):
     places = []
     told = lambda row, place, *rest: (places.append(place), sample.sample(row, place, *rest))[1]  # noqa: E731
-    monkeypatch.setattr("duochat.engine.llama.target.sample", told)
+    monkeypatch.setattr(f"duochat.engine.{lane}.target.sample", told)
     tree = [(5, -1), (6, -1), (7, 0)]
-    load("llama").verify(prompt(12), tree, GREEDY)
+    load(name).verify(prompt(12), tree, GREEDY)
     assert places == [len(path) for path in paths(prompt(12), tree)]
 
 

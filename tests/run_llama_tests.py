@@ -30,10 +30,8 @@ unit/test_chat_completion.py::test_logprobs_stream
 unit/test_chat_completion.py::test_chat_completions_multiple_choices
 unit/test_chat_completion.py::test_completion_with_invalid_grammar
 unit/test_chat_completion.py::test_chat_template_continue_final_message_mutual_exclusion
-unit/test_chat_completion.py::test_completion_with_response_format[response_format4-0-None]
-unit/test_chat_completion.py::test_completion_with_response_format[response_format5-0-None]
-unit/test_chat_completion.py::test_completion_with_response_format[response_format6-0-None]
-unit/test_chat_completion.py::test_completion_with_response_format[response_format7-0-None]""".splitlines()
+unit/test_chat_completion.py::test_completion_with_response_format
+unit/test_chat_completion.py::test_completion_with_json_schema""".splitlines()
 LOCKED = """unit/test_security.py::test_access_public_endpoint
 unit/test_security.py::test_incorrect_api_key
 unit/test_security.py::test_openai_library_correct_api_key""".splitlines()

@@ -56,7 +56,7 @@ def take(browser: Browser, url: str, folder: Path, look: str) -> None:
         shoot(page, folder / f"settings-{look}.png")
         page.keyboard.press("Alt+s")
         page.locator(".dc-chip").click()
-        page.wait_for_selector(".dc-more", timeout=60_000)
+        page.wait_for_selector(".dc-own form", timeout=60_000)
         shoot(page, folder / f"models-{look}.png")
         page.keyboard.press("Escape")
     for tab in ("Race", "Learn", "Hardware"):

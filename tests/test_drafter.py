@@ -11,7 +11,7 @@ import pytest
 
 from duochat import DuoChatError
 from duochat.engine import choosing
-from duochat.engine.choosing import by_numpy, choose
+from duochat.engine.choosing import choose
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.llama import drafter as drafter_module
 from duochat.engine.llama import library as llama_module
@@ -442,7 +442,6 @@ def reference(logits: np.ndarray, position: int, s: Sampling) -> tuple[list[int]
     return tokens[best].tolist(), p[best]
 
 
-@pytest.mark.parametrize("way", [choose, by_numpy], ids=["kernel", "numpy"])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -455,7 +454,7 @@ def reference(logits: np.ndarray, position: int, s: Sampling) -> tuple[list[int]
         Sampling(temperature=1.0, top_k=1),
     ],
 )
-def test_candidates_equal_the_plain_way(sampling, way, monkeypatch):
+def test_candidates_equal_the_plain_way(sampling, monkeypatch):
     """With the cut out of reach; the cut itself trades exactness for speed."""
     monkeypatch.setattr(choosing, "REACH", np.float32(99))
     monkeypatch.setattr(choosing, "NOISY_REACH", np.float32(99))
@@ -464,14 +463,13 @@ def test_candidates_equal_the_plain_way(sampling, way, monkeypatch):
     for position in range(50):
         logits = (rng.standard_normal(2000) * 3).astype(np.float32)
         tokens, probs = reference(logits, position, sampling)
-        got = way(logits, position, sampling, 8)
+        got = choose(logits, position, sampling, 8)
         assert list(got.tokens) == tokens
         np.testing.assert_allclose(got.probs, probs, rtol=1e-3)
 
 
-@pytest.mark.parametrize("way", [choose, by_numpy], ids=["kernel", "numpy"])
-def test_fewer_tokens_than_candidates(way):
-    got = way(np.float32([0, 50, 0]), 1, GREEDY, 8)
+def test_fewer_tokens_than_candidates():
+    got = choose(np.float32([0, 50, 0]), 1, GREEDY, 8)
     assert got.tokens == (1,)
     assert got.probs == (1.0,)
 

@@ -58,6 +58,7 @@ def test_a_header_tells_the_same_as_its_tensors(tmp_path, architecture):
             assert model.shape.matrices[name] == tensor.shape, tensor.name
             assert model.kinds[name] == "Q8_0"
     assert model.shape.layers == header.get("block_count")
+    assert model.shape.tied == ("output.weight" not in {tensor.name for tensor in header.tensors})
     assert (model.share < 1) == (architecture == "qwen3moe")
     if architecture != "qwen3moe":
         assert model.scale == pytest.approx(1)
@@ -75,12 +76,18 @@ def test_a_mixture_reads_more_experts_for_more_rows(monkeypatch):
     assert mixed.curve(lane)[2] == pytest.approx(0.5 + 0.5 * (2 - 1 / 64) + 0.5)
 
 
-def test_k_quants_are_verified_narrowly_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(speeds, "forwards", lambda lane, *_: (dict.fromkeys(lane.widths, 1.0),) * 2)
-    model = Model(Shape(), ALL_Q8 | {"ffn_up": "Q4_K"})
-    assert list(model.curve(CPU)) == [1, 2, 3]
-    assert list(model.curve(GPU)) == list(GPU.widths)
-    assert list(Model(Shape(), ALL_Q8).curve(CPU)) == list(CPU.widths)
+def test_what_a_gpu_has_no_room_for_takes_the_cpus_time(monkeypatch):
+    times = {CPU: 0.05, GPU: 0.01}
+    monkeypatch.setattr(speeds, "forwards", lambda lane, *_: (dict.fromkeys(lane.widths, times[lane]),) * 2)
+    model = Model(Shape(), ALL_Q8)
+    for part, seconds in ((2.0, 0.02), (0.5, 0.06)):
+        monkeypatch.setattr(speeds, "room", lambda part=part: part * model.size)
+        assert forecast._beside(model, GPU)[1] == pytest.approx(seconds)
+    assert forecast._beside(model, CPU)[1] == pytest.approx(0.1)
+
+
+def test_a_model_without_attention_is_not_forecast(tmp_path):
+    assert Model.of_file(write_gguf(tmp_path / "toy.gguf", "mamba")) is None
 
 
 def test_fewer_layers_and_rows_stand_for_all(monkeypatch):

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from duochat import DuoChatError
 from duochat.engine import kernels
 
 pytestmark = pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
@@ -68,3 +69,5 @@ def test_a_compiler_with_arguments(source, monkeypatch):
 def test_a_compiler_that_fails(source, monkeypatch):
     monkeypatch.setenv("CC", "false")
     assert kernels.library(source) is None
+    with pytest.raises(DuoChatError, match="No C compiler here can build"):
+        kernels.needed(source)

@@ -80,7 +80,7 @@ def functions(path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_functions_are_short(path):
-    long = {f.name: n for f in functions(path) if (n := f.end_lineno - f.lineno + 1) > 50}
+    long = {f.name: n for f in functions(path) if (n := f.end_lineno - f.lineno + 1) > 45}
     assert long == {}
 
 

@@ -78,14 +78,14 @@ def test_the_list_hears_of_other_tabs(page: Page, context: BrowserContext, serve
 def test_settings_of_a_new_chat_survive_a_reload(page: Page) -> None:
     page.keyboard.press("Alt+s")
     page.get_by_role("radio", name="Creative").check()
-    page.get_by_label("Seed").fill("12")
-    page.get_by_label("Seed").blur()
+    page.get_by_label("Seed", exact=True).fill("12")
+    page.get_by_label("Seed", exact=True).blur()
     page.wait_for_function(
         "localStorage['duochat.settings']?.includes('1.1') && localStorage['duochat.settings'].includes('12')"
     )
     page.reload()
     expect(page.locator(".dc-now")).to_contain_text("Creative", timeout=WAIT)
-    expect(page.get_by_label("Seed")).to_have_value("12", timeout=WAIT)
+    expect(page.get_by_label("Seed", exact=True)).to_have_value("12", timeout=WAIT)
 
 
 def test_a_setting_out_of_range_is_named_as_its_field_and_forgotten_in_a_new_chat(page: Page) -> None:

@@ -51,10 +51,10 @@ def opened(page: Page) -> Locator:
 def test_models_of_a_folder_are_listed_with_drafts_and_loaded(page: Page, toys: Path) -> None:
     """Someone with models on the disk could not use them from the page."""
     sheet = opened(page)
-    sheet.get_by_label("Models folder").fill(str(toys))
+    sheet.get_by_role("textbox", name="Models folder").fill(str(toys))
     sheet.get_by_role("button", name="Look there").click()
     target = sheet.get_by_role("region", name="target, models folder")
-    expect(target).to_contain_text("runs on torch", timeout=WAIT)
+    expect(target).to_contain_text("runs as the file is", timeout=WAIT)
     drafts = target.get_by_label("Draft for target")
     assert drafts.locator("option").all_inner_texts() == ["with small-draft", "with larger-draft"]
     lonely = sheet.get_by_role("region", name="lonely, models folder")
@@ -68,7 +68,7 @@ def test_models_of_a_folder_are_listed_with_drafts_and_loaded(page: Page, toys: 
     page.keyboard.press("Escape")
     page.reload()
     sheet = opened(page)
-    expect(sheet.get_by_label("Models folder")).to_have_value(str(toys), timeout=WAIT)
+    expect(sheet.get_by_role("textbox", name="Models folder")).to_have_value(str(toys), timeout=WAIT)
     page.keyboard.press("Escape")
     send(page, "Do you still answer?")
     answered(page)

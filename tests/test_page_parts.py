@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from fake_engine import ANSWER, HOSTILE, FakeEngine, Ready
 from simulated import PROSE, SimulatedEngine
 
 from duochat import DuoChatError, config
-from duochat.app import hardware, load
+from duochat.app import hardware, load, picker
 from duochat.app.drawer import PRESETS, options_from, preset_of
 from duochat.app.kept import options_of
 from duochat.app.page import dispatcher
@@ -574,11 +575,10 @@ def toys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_models_on_this_disk_come_with_their_lane_and_the_drafts_that_fit(toys: Path) -> None:
     own = config.load(models_folder=str(toys))
-    models = Models(Changing(own), own, forecast=lambda s: {"plain": 2.0, "drafted": 3.0})
+    models = Models(Changing(own), own)
     found = {m["name"]: m for m in models.local({})["models"]}
     assert [d["name"] for d in found["target"]["drafts"]] == ["small-draft", "larger-draft"]
-    assert found["target"]["drafts"][0]["forecast"] == {"plain": 2.0, "drafted": 3.0}
-    assert (found["target"]["lane"], found["target"]["fits"]) == ("torch", True)
+    assert (found["target"]["lane"], found["target"]["fits"]) == ("llama", True)
     assert found["other"]["drafts"] == []
     models.use({"target": str(toys / "target.gguf")})
     until(lambda: models.settings.draft == str(toys / "small-draft.gguf"))
@@ -596,6 +596,22 @@ def test_a_pair_is_loaded_beside_the_other_where_both_are_known_to_fit(toys: Pat
     models.use({"target": "unheard.gguf", "draft": "of.gguf"})
     until(lambda: not models.state({})["changing"])
     assert [beside for _, beside in models.engine.asked] == [True, False]
+
+
+def test_how_fast_pairs_would_be_is_asked_of_a_process_of_its_own(toys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {str(toys / "target.gguf"): {"sentence": "about 2 tokens/s"}}
+    script = f"import sys; assert {str(toys)!r} in open(sys.argv[1]).read(); print({json.dumps({'forecasts': told})!r})"
+    monkeypatch.setattr(picker, "FORECAST", (sys.executable, "-c", script))
+    own = config.load(models_folder=str(toys))
+    models = Models(Changing(own), own)
+    models.forecast({})
+    found = {m["name"]: m["forecast"] for m in models.local({})["models"]}
+    assert found == {
+        "target": {"sentence": "about 2 tokens/s"},
+        "larger-draft": None,
+        "small-draft": None,
+        "other": None,
+    }
 
 
 def test_the_context_is_loaded_anew_with_another_length() -> None:

@@ -107,7 +107,7 @@ WATCH_KEYS = """() => {
 
 
 def script_times(trace: dict) -> list[float]:
-    """Milliseconds of script in each sixtieth of a second that had some, of the page's busiest thread."""
+    """Milliseconds of the processor for scripts, in each sixtieth of a second that had some, in the busiest thread."""
     threads: dict[tuple[int, int], list[dict]] = {}
     for event in trace["traceEvents"]:
         if event.get("ph") == "X" and event["name"] in SCRIPTS:
@@ -118,7 +118,7 @@ def script_times(trace: dict) -> list[float]:
         if event["ts"] >= end:  # else it is part of the one before
             end = event["ts"] + event.get("dur", 0)
             frame = event["ts"] // 16667
-            frames[frame] = frames.get(frame, 0.0) + event.get("dur", 0) / 1000
+            frames[frame] = frames.get(frame, 0.0) + event.get("tdur", event.get("dur", 0)) / 1000
     return list(frames.values())
 
 

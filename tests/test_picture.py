@@ -482,7 +482,7 @@ def test_recordings_prove_when_it_does_not_pay_and_open(lesson_page):
     rates = [float(words.rstrip("×")) for words in page.locator(".dpl-stage td:last-child").all_inner_texts()]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 1 > rates[-1]
-    page.click("text=A wild story")
+    page.click(".dpl-link:has-text('A wild story')")
     page.wait_for_selector("[aria-current=step]:text('2. Round by round')")
     assert "tokens in" in page.inner_text(".dpr-status")
 

@@ -107,7 +107,7 @@ def test_only_what_is_sure_is_remembered(library, monkeypatch, fault):
         monkeypatch.setattr(probe.sys, "executable", "/nonexistent/python")
     library(fault)
     assert probe.extra_buffers() == (True, "")
-    assert not list((Path(os.environ["DUOCHAT_CACHE"])).glob("probes/*"))
+    assert not list((Path(os.environ["DUOCHAT_CACHE"])).glob("facts/*"))
 
 
 def test_another_library_or_cpu_is_asked_anew(library, monkeypatch):

@@ -63,6 +63,25 @@
   const press = (words, onclick, kind = ".dp-button", props = {}) =>
     make(`button${kind}`, { type: "button", onclick, ...props }, words);
 
+  /** A sheet over the page; Escape, its button or a click beside it close it. kind: further classes. */
+  const openSheet = (title, kind, ...content) => {
+    const close = button("close", "Close", () => sheet.close());
+    const head = make("header", {}, make("h2", {}, title), close);
+    const sheet = make(`dialog.dc-sheet${kind}`, { "aria-label": title }, head, ...content);
+    sheet.addEventListener("close", () => sheet.remove());
+    sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
+    document.body.append(sheet);
+    sheet.showModal();
+    return sheet;
+  };
+
+  /** Ask before something that cannot be undone; words: of the button that does it. */
+  const askFirst = (title, note, words, does) => {
+    const yes = press(words, () => (sheet.close(), does()), ".dc-primary");
+    const sheet = openSheet(title, "", make("p", {}, note), yes);
+    yes.focus();
+  };
+
   /** A message at the foot of the window that goes away by itself; action: [label, function]. */
   const toast = (words, action, seconds = action ? 8 : 4) => {
     const note = make("div.dc-toast", { role: "status" }, make("span", {}, words));
@@ -105,5 +124,5 @@
 
   const reduced = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-  Object.assign(window.duochat, { make, icon, button, press, toast, say, copy, save, reduced });
+  Object.assign(window.duochat, { make, icon, button, press, openSheet, askFirst, toast, say, copy, save, reduced });
 })();

@@ -95,7 +95,7 @@
 
     pick() {
       this.sheet = new ModelSheet(this.server, () => this.watch());
-      this.sheet.element.addEventListener("close", () => (this.sheet.element.remove(), (this.sheet = null)));
+      this.sheet.element.addEventListener("close", () => (this.sheet = null));
       this.watch();
     }
   }

@@ -1,7 +1,7 @@
 /* Drawers and the keyboard: shortcuts, their sheet, and `actions`, which the parts of the page fill. */
 (() => {
   "use strict";
-  const { make, button } = window.duochat;
+  const { make, openSheet } = window.duochat;
 
   const drawer = (id) => document.getElementById(id);
   const isOpen = (id) => drawer(id)?.classList.contains("open");
@@ -23,7 +23,6 @@
   ];
 
   const help = () => {
-    const sheet = make("dialog.dc-sheet", { "aria-label": "Keyboard shortcuts" });
     const rows = SHORTCUTS.map(([keys, what]) =>
       make(
         "tr",
@@ -32,19 +31,7 @@
         make("td", {}, what),
       ),
     );
-    sheet.append(
-      make(
-        "header",
-        {},
-        make("h2", {}, "Keyboard shortcuts"),
-        button("close", "Close", () => sheet.close()),
-      ),
-      make("table", {}, make("tbody", {}, ...rows)),
-    );
-    sheet.addEventListener("close", () => sheet.remove());
-    sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
-    document.body.append(sheet);
-    sheet.showModal();
+    openSheet("Keyboard shortcuts", "", make("table", {}, make("tbody", {}, ...rows)));
   };
 
   const actions = {}; // filled by the parts: newChat, search, retry, edit, copy, stop, focus

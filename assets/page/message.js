@@ -1,7 +1,7 @@
 /* One message of the thread: its text, what is noted of it, and its tools. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, copy, decoderName } = window.duochat;
+  const { make, icon, button, askFirst, copy, decoderName } = window.duochat;
 
   /** chat: does what the tools ask for. grown: the body of the same answer while it was being written, whose blocks are
    * kept where they are right. */
@@ -49,6 +49,8 @@
     return told;
   }
 
+  const LOST = "It is gone for good. What follows it stays; of one version among several it goes too.";
+
   function tools(chat, message) {
     const copying = button("copy", "Copy", () => copy(message.text, copying));
     const answer = message.role === "assistant";
@@ -64,7 +66,7 @@
       made ? button("lanes", "Show how it was made", () => window.duochat.picture_?.show(message.id)) : null,
       made ? button("export", "Save this answer as a page", () => chat.share(message)) : null,
       !answer && chat.last("user")?.id === message.id ? button("undo", "Take back", () => chat.undo(message)) : null,
-      button("trash", "Delete", () => toast("Delete this message for good?", ["Delete", () => chat.delete(message)])),
+      button("trash", "Delete", () => askFirst("Delete this message?", LOST, "Delete", () => chat.delete(message))),
       made ? figures(message.figures) : null,
     );
   }

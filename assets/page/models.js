@@ -1,7 +1,7 @@
 /* The sheet of models: the pair in use, what lies on this disk, ready pairs by memory, and any other by name. */
 (() => {
   "use strict";
-  const { make, icon, button, press, toast, remember, recall, fixed } = window.duochat;
+  const { make, icon, press, openSheet, toast, remember, recall, fixed } = window.duochat;
   const CLASSES = [2, 8, 24, 80, Infinity]; // GiB of memory that ready pairs are grouped by
   const SILENT = { refused: "The server does not answer." };
 
@@ -14,15 +14,10 @@
       this.disk = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what lies on this disk"));
       this.ready = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what there is"));
       this.own = make("div.dc-own");
-      this.element = make(
-        "dialog.dc-sheet.wide",
-        { "aria-label": "Models" },
-        make(
-          "header",
-          {},
-          make("h2", {}, "Models"),
-          button("close", "Close", () => this.element.close()),
-        ),
+      this.foresight = press("How fast would they be here?", () => this.foresee(), ".dc-text");
+      this.element = openSheet(
+        "Models",
+        ".wide",
         make(
           "p",
           {},
@@ -33,12 +28,10 @@
         make("h3", {}, "On this disk"),
         this.disk,
         make("h3", {}, "Ready pairs"),
+        this.foresight,
         this.ready,
         this.own,
       );
-      this.element.addEventListener("click", (e) => e.target === this.element && this.element.close());
-      document.body.append(this.element);
-      this.element.showModal();
       this.load();
     }
 
@@ -102,17 +95,13 @@
     /** A model on this disk; its drafts, the best first, are there to choose from. */
     model(m) {
       const about = [m.source, `${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]];
-      const rows = new Map(m.drafts.map((d) => [d.reference, d]));
-      const told = make("p.dc-facts");
-      const tell = (reference) => (told.textContent = forecast(rows.get(reference)?.forecast)?.textContent || "");
       const choice = make(
         "select",
-        { "aria-label": `Draft for ${m.name}`, onchange: () => tell(choice.value) },
+        { "aria-label": `Draft for ${m.name}` },
         ...m.drafts.map((d) => make("option", { value: d.reference }, `with ${d.name}`)),
       );
       const drafted = m.drafts.length > 0;
       const load = () => this.use({ target: m.reference, draft: drafted ? choice.value : m.alone });
-      if (drafted) tell(choice.value);
       return this.row(
         m,
         m.fits ? press(drafted ? "Load" : "Load alone", load, drafted ? ".dc-primary" : ".dc-text") : null,
@@ -128,7 +117,7 @@
                 NO_DRAFT,
                 make("code", {}, `${DISTILL} ${quoted(m.reference)} --out my-draft.gguf`),
               ),
-          told,
+          forecast(m.forecast),
         ],
       );
     }
@@ -195,9 +184,17 @@
     async use({ target, draft, context_length }) {
       const answer = await this.server.use({ target, draft, context_length }).catch(() => SILENT);
       if (answer.refused) return toast(answer.refused);
-      this.asked = { target, draft };
       this.element.scrollTop = 0;
       return this.changed();
+    }
+
+    async foresee() {
+      const words = this.foresight.textContent;
+      Object.assign(this.foresight, { disabled: true, textContent: MEASURING });
+      const answer = await this.server.forecast({}).catch(() => SILENT);
+      Object.assign(this.foresight, { disabled: false, textContent: words });
+      if (answer.refused) toast(answer.refused);
+      else this.load();
     }
 
     /** What is fetched or loaded now, else what went wrong, with the way to try it again. */
@@ -236,13 +233,13 @@
     }
   }
 
-  const LANES = { torch: "runs on torch", llama: "runs on llama.cpp" };
+  const MEASURING = "Measuring this machine, a minute or two; best while nothing else runs";
+  const LANES = { torch: "runs on torch", llama: "runs as the file is", native: "runs in C" };
   const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
   const DISTILL = "python -m duochat distill --target";
   const quoted = (path) => (/[^\w@%+=:,./-]/.test(path) ? `'${path.replaceAll("'", `'\\''`)}'` : path);
   const facts = (...told) => make("p.dc-facts", {}, told.filter(Boolean).join(" · "));
-  const forecast = ({ plain, drafted } = {}) =>
-    plain ? facts(`about ${fixed(plain)} tokens/s alone, ${fixed(drafted)} with this draft, here`) : null;
+  const forecast = (known) => known && facts(`Here ${known.sentence}`);
   const amount = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(2)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(0)} MB` : n);
 
   Object.assign(window.duochat, { ModelSheet: Sheet });

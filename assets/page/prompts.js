@@ -1,7 +1,7 @@
 /* Prompts that a person keeps for later, in this browser. */
 (() => {
   "use strict";
-  const { make, button, press, remember, recall } = window.duochat;
+  const { make, button, press, openSheet, remember, recall } = window.duochat;
   const KEY = "prompts";
   const kept = () => JSON.parse(recall(KEY) || "[]");
   const keep = (prompts) => remember(KEY, prompts.length ? JSON.stringify(prompts) : "");
@@ -10,17 +10,6 @@
   /** The sheet of prompts. typed(): what stands in the text box; fill(text): puts a prompt there. */
   function openPrompts(typed, fill) {
     const list = make("div.dc-pairs");
-    const sheet = make(
-      "dialog.dc-sheet.wide",
-      { "aria-label": "Prompts" },
-      make(
-        "header",
-        {},
-        make("h2", {}, "Prompts"),
-        button("close", "Close", () => sheet.close()),
-      ),
-      list,
-    );
     const change = (prompts) => (keep(prompts), draw());
     const row = (prompt, i) =>
       make(
@@ -52,11 +41,8 @@
           : "",
       );
     };
-    sheet.addEventListener("close", () => sheet.remove());
-    sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
     draw();
-    document.body.append(sheet);
-    sheet.showModal();
+    const sheet = openSheet("Prompts", ".wide", list);
   }
 
   Object.assign(window.duochat, { openPrompts });

@@ -1,7 +1,7 @@
 /* The side bar: conversations by day, search, rename, delete with undo, export and import. */
 (() => {
   "use strict";
-  const { make, icon, toast, save, actions, themeButton } = window.duochat;
+  const { make, icon, openSheet, toast, save, actions, themeButton } = window.duochat;
   const DAY = 86400;
   const ELSEWHERE = 30_000; // ms between two looks at what other browsers have changed
   const PINNED = "Pinned"; // the folder that comes first
@@ -271,10 +271,9 @@
     into(c) {
       const names = make("datalist", { id: "dc-folders" }, ...this.folders.map((value) => make("option", { value })));
       const box = make("input", { type: "text", list: "dc-folders", maxlength: "60", "aria-label": "Folder" });
-      const sheet = make(
-        "dialog.dc-sheet",
-        { "aria-label": "Into a folder" },
-        make("h2", {}, "Into a folder"),
+      openSheet(
+        "Into a folder",
+        "",
         make(
           "form.dc-line",
           { method: "dialog", onsubmit: () => box.value.trim() && this.move(c, box.value.trim()) },
@@ -283,10 +282,7 @@
           make("button.dc-primary", { type: "submit" }, "Move"),
         ),
       );
-      sheet.addEventListener("close", () => sheet.remove());
-      sheet.addEventListener("click", (e) => e.target === sheet && sheet.close());
-      document.body.append(sheet);
-      sheet.showModal();
+      box.focus();
     }
 
     async delete(c) {

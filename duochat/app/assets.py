@@ -13,7 +13,7 @@ from duochat.config import DECODERS
 NAMES = {name: about.title for name, about in DECODERS.items()}
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 PAGE = ASSETS / "page"
-NAMES = {key: decoder.title for key, decoder in reversed(DECODERS.items())}
+NAMES = {key: decoder.title for key, decoder in DECODERS.items()}
 STYLES = ("page.css", "chat.css", "picture.css")
 PICTURE = (  # in this order: a script uses those before it
     "dom.js", "links.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "ribbon.js", "table.js",

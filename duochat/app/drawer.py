@@ -49,7 +49,7 @@ class Controls:
 
     def __init__(self, defaults: Options, context_length: int) -> None:
         self.decoder = gr.Radio(
-            [(f"{name}: {line}", key) for key, (name, line) in reversed(DECODERS.items())], value=defaults.decoder,
+            [(f"{name}: {line}", key) for key, (name, line) in DECODERS.items()], value=defaults.decoder,
             label="Decoder", elem_id="decoder",
         )  # fmt: skip
         self.preset = gr.Radio(list(PRESETS), value=preset_of(defaults), label="Sampling", elem_id="preset")

@@ -63,7 +63,7 @@ class Page:
     def _build(self) -> None:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
-            served = [models.state, models.models, models.local, models.use, models.cancel]
+            served = [models.state, models.models, models.local, models.use, models.cancel, models.forecast]
             self.side = part("side", serve=[room.conversations, room.change, *served])
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import subprocess
+import sys
+import tempfile
+import threading
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from duochat.app.jobs import Job, Jobs
 from duochat.chat.answer import Engine
 from duochat.config import PAIR, Settings, check, presets
 from duochat.models import store
-from duochat.models.catalog import Entry, list_models, measure, short_of, unfit
+from duochat.models.catalog import Entry, list_models, measure, unfit
 from duochat.models.fetch import cached
 from duochat.models.files import backend_of
 from duochat.models.local import Local, list_local
@@ -22,27 +26,26 @@ OF_A_PAIR = (*PAIR, "draft_vocabulary")
 ELSEWHERE = "A path or reference is taken from this machine's own browser only: choose a model of the list."
 NO_DRAFT = "Name a draft too: none on this disk speaks this target's tokens (python -m duochat distill makes one)."
 BUSY = "Another pair of models is being loaded: wait for it, then choose again."
-
-Forecast = Callable[[Settings], Mapping[str, float]]  # {"plain", "drafted"} in tokens/s here; {} where none is known
+FORECAST = (sys.executable, "-m", "duochat", "models", "--forecast", "--json", "--config")
 
 
 class Models:
     """settings: those that DuoChat was started with; what a person has set in them is kept with every pair.
 
-    here: is the page for this machine's own browser alone? Only then may it name a path. forecast: see `Forecast`.
+    here: is the page for this machine's own browser alone? Only then may it name a path.
     """
 
-    def __init__(
-        self, engine: Engine, settings: Settings, here: bool = True, forecast: Forecast = lambda settings: {}
-    ) -> None:
+    def __init__(self, engine: Engine, settings: Settings, here: bool = True) -> None:
         shipped = presets().values()
         if all(not _same(settings, s) for s in shipped) and settings.description in [s.description for s in shipped]:
             settings = replace(settings, description=STARTED, target_gib=0, draft_gib=0)
         self.engine, self.own = engine, settings
-        self._here, self._forecast = here, forecast
+        self._here, self._folder = here, settings.models_folder
         self._shipped = next(iter(presets().values()))
         self._jobs = Jobs(kept=0)
         self._local: list[Local] = []  # as they were listed last
+        self._forecasts: dict[str, dict[str, Any]] = {}  # by target, with the best of its drafts
+        self._one_at_a_time = threading.Lock()  # measurements of this machine
         self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, reason
 
     @property
@@ -77,7 +80,7 @@ class Models:
 
     def _pair(self, entry: Entry) -> dict[str, Any]:
         names = {"name": short_name(entry.settings.target), "draft_name": short_name(entry.settings.draft)}
-        return {**entry.to_dict(), **names, "forecast": self._forecast(entry.settings)}
+        return {**entry.to_dict(), **names, "forecast": self._forecasts.get(entry.settings.target)}
 
     def local(self, action: dict[str, Any]) -> dict[str, Any]:
         """The models on this disk, each with the lane that would run it and the drafts that fit it, the best first;
@@ -85,15 +88,15 @@ class Models:
 
         folder: another models folder, which this machine's own browser may name.
         """
-        folder = str(action.get("folder") or "") if self._here else ""
+        self._folder = (self._here and str(action.get("folder") or "")) or self.own.models_folder
         drafts = [path for entry in list_models() if (path := cached(entry.settings.draft))]
-        self._local = list_local(folder or self.own.models_folder, drafts)
-        return {"folder": folder or self.own.models_folder, "models": [self._target(m) for m in self._local]}
+        self._local = list_local(self._folder, drafts)
+        return {"folder": self._folder, "models": [self._target(m) for m in self._local]}
 
     def _target(self, model: Local) -> dict[str, Any]:
-        pairs = [self._settings(model.reference, draft) for draft in model.drafts]
-        drafts = [{"reference": p.draft, "name": short_name(p.draft), "forecast": self._forecast(p)} for p in pairs]
-        return {**model.to_dict(), "lane": self._lane(model), "drafts": drafts, "alone": self._shipped.draft}
+        drafts = [{"reference": draft, "name": short_name(draft)} for draft in model.drafts]
+        told = {"lane": self._lane(model), "drafts": drafts, "alone": self._shipped.draft}
+        return {**model.to_dict(), **told, "forecast": self._forecasts.get(model.reference)}
 
     def _lane(self, model: Local) -> str:
         """What would run it as a target: "torch", "llama", "" for nothing."""
@@ -101,7 +104,7 @@ class Models:
         if path.is_dir():
             return "torch"
         try:
-            return store.remembered(f"lane {asked}", path, lambda: backend_of(path, asked))
+            return store.remembered(f"lane {asked} {measure().gpu:.0f}", path, lambda: backend_of(path, asked))
         except DuoChatError:
             return ""
 
@@ -124,6 +127,17 @@ class Models:
         self._jobs.stop("change")
         return self.state({})
 
+    def forecast(self, _action: dict[str, Any]) -> dict[str, Any]:
+        """Find how fast each pair would be here, in a process of its own: it measures this machine, for a minute."""
+        with self._one_at_a_time, tempfile.TemporaryDirectory() as folder:
+            config = Path(folder, "models.yaml")
+            config.write_text(json.dumps({"models_folder": self._folder}), encoding="utf-8")
+            done = subprocess.run([*FORECAST, str(config)], capture_output=True, text=True)
+        if done.returncode:
+            raise DuoChatError((done.stderr.strip().splitlines() or ["The forecast failed: try again."])[-1])
+        self._forecasts = json.loads(done.stdout)["forecasts"]
+        return self.models({})
+
     def _change(self, wanted: Settings, job: Job) -> None:
         try:
             self.engine.change(wanted, self._room_for(wanted), job.stop.is_set)
@@ -134,9 +148,9 @@ class Models:
 
     def _room_for(self, wanted: Settings) -> bool:
         """Do both pairs fit the memory together? Not known, where one does not say what it needs."""
-        pairs = (self.settings, wanted)
-        target, draft = sum(p.target_gib for p in pairs), sum(p.draft_gib for p in pairs)
-        return all(p.target_gib for p in pairs) and not short_of(target, draft, measure())
+        used = self.settings
+        both = {name: getattr(used, name) + getattr(wanted, name) for name in ("target_gib", "draft_gib")}
+        return min(used.target_gib, wanted.target_gib) > 0 and not unfit(replace(wanted, **both), measure())
 
     def _settings(self, target: str, draft: str) -> Settings:
         """A known pair's own, else those that DuoChat was started with and this pair; what is set by hand stays."""

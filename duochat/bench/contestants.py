@@ -50,8 +50,6 @@ class Decoder:
 
     def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
         forget(self.target, self.drafter, context)
-        if self.drafter is not None:  # another contestant may have given threads up
-            self.drafter.set_threads(self.costs.hands.now, self.costs.reading)
         request = Request(sampling, max_tokens, self.decoder)
         lanes = (self.target, self.drafter, self.costs, self.acceptance)
         rounds, at = [], []

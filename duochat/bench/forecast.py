@@ -10,7 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import log
 from pathlib import Path
@@ -33,22 +33,21 @@ ASSUMED = 0.65  # agreement of a pair of which none is known
 ANSWERS, LENGTH, PROMPT = 4, 64, 128  # of the imagined ones; tokens
 SURE = 1.2  # how a draft's confidence spreads around its mean: less is more often near 0 or 1
 BATCHES = (1, 2, 4, 8)  # of a draft
-ROWS_OF_K = 3  # of a forward on the CPU that give the same logits where weights are of kinds ..._K, see `llama.widths`
 
 # What today's models of so many billion parameters look like, and their usual kinds by the label in a file's name.
 SIZES = {
-    0.3: Shape(640, 2048, 18, 4, 1, 256, 262_144),
-    0.6: Shape(1024, 3072, 28, 16, 8, 128, 151_936),
-    1: Shape(2048, 8192, 16, 32, 8, 64, 128_256),
-    3: Shape(3072, 8192, 28, 24, 8, 128, 128_256),
-    4: Shape(2560, 9728, 36, 32, 8, 128, 151_936),
+    0.3: Shape(640, 2048, 18, 4, 1, 256, 262_144, True),
+    0.6: Shape(1024, 3072, 28, 16, 8, 128, 151_936, True),
+    1: Shape(2048, 8192, 16, 32, 8, 64, 128_256, True),
+    3: Shape(3072, 8192, 28, 24, 8, 128, 128_256, True),
+    4: Shape(2560, 9728, 36, 32, 8, 128, 151_936, True),
     8: Shape(4096, 12_288, 36, 32, 8, 128, 151_936),
     14: Shape(5120, 17_408, 40, 40, 8, 128, 151_936),
     24: Shape(5120, 32_768, 40, 32, 8, 128, 131_072),
     32: Shape(5120, 25_600, 64, 40, 8, 128, 151_936),
 }
 LABELS = {
-    "Q4_K_M": dict.fromkeys(KINDS, "Q4_K") | dict.fromkeys(("attn_v", "ffn_down", "output"), "Q6_K"),
+    "Q4_K_M": dict.fromkeys(KINDS, "Q4_K") | dict.fromkeys(("attn_v", "ffn_down", *OUTER), "Q6_K"),
     **{kind: dict.fromkeys(KINDS, kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16", "F16")},
 }
 NAMED = re.compile(rf"(?i)(?P<size>\d+(\.\d+)?)(?P<unit>[BM])(-A(?P<active>\d+)B)?\b.*\b(?P<label>{'|'.join(LABELS)})")
@@ -65,8 +64,8 @@ class Model:
     expert: float = 0.0  # ... and their part of what a token reads of a layer
 
     @classmethod
-    def of_file(cls, path: Path) -> Model:
-        """From a GGUF file's header. Raises DuoChatError."""
+    def of_file(cls, path: Path) -> Model | None:
+        """From a GGUF file's header; None for a model without attention. Raises DuoChatError."""
         header = gguf.read(path)
         found: dict[str, Counter[str]] = {name: Counter() for name in KINDS}
         size = expert = 0.0
@@ -79,9 +78,13 @@ class Model:
             if own not in OUTER:
                 size += tensor.size * (share if own != name else 1.0)
                 expert += tensor.size * share if own != name else 0.0
-        shape, usual = _shape(header), sum(found.values(), Counter()).most_common(1)[0][0]
+        if not found["attn_output"]:
+            return None
+        shape, usual = (
+            replace(_shape(header), tied=not found["output"]),
+            sum(found.values(), Counter()).most_common(1)[0][0],
+        )
         kinds = {name: kind.most_common(1)[0][0] if kind else usual for name, kind in found.items()}
-        kinds["output"] = kinds["output"] if found["output"] else kinds["token_embd"]  # tied
         return cls(shape, kinds, size / speeds.size(shape, kinds, False), share, expert / size)
 
     @classmethod
@@ -95,15 +98,20 @@ class Model:
         kinds = LABELS[told["label"].upper()]
         return cls(SIZES[near], kinds, active / near, active / billions, 0.8 if told["active"] else 0.0)
 
+    @property
+    def size(self) -> float:
+        """Bytes of all weights."""
+        read = self.scale * speeds.size(self.shape, self.kinds, False)
+        return read * (1 - self.expert + self.expert / self.share) + speeds.size(self.shape, self.kinds, True)
+
     def curve(self, lane: Lane) -> dict[int, float]:
         """Seconds of a forward by its rows; each row of a mixture of experts takes some of its own."""
         layers, output = speeds.forwards(lane, self.shape, self.kinds)
-        narrow = not lane.gpu_layers and any(kind.endswith("_K") for kind in self.kinds.values())
-        inner, outer, found = Curve(layers), Curve(output), {}
-        for width in range(1, ROWS_OF_K + 1) if narrow else lane.widths:
+        found = {}
+        for width, seconds in layers.items():
             experts = (1 - (1 - self.share) ** width) / self.share
-            dense = (1 - self.expert) * inner(width) + self.expert * inner(1 if self.share < 1 else width) * experts
-            found[width] = self.scale * dense + outer(width)
+            dense = (1 - self.expert) * seconds + self.expert * (layers[1] if self.share < 1 else seconds) * experts
+            found[width] = self.scale * dense + output[width]
         return found
 
 
@@ -178,7 +186,16 @@ def _costs(target: Model, draft: Model, own: Path | None) -> Costs:
     drafting = (_native(own) if own else None) or draft.curve(other)
     measured = Curve({size: Curve(drafting)(size) for size in BATCHES})
     held = speeds.contention(one, other)
-    return Costs(Curve(target.curve(one)), measured, other.threads, contention=held, shared=not one.gpu_layers)
+    return Costs(Curve(_beside(target, one)), measured, other.threads, contention=held, shared=not one.gpu_layers)
+
+
+def _beside(target: Model, lane: Lane) -> dict[int, float]:
+    """Seconds of a forward where what the GPU has no room for is on the CPU."""
+    found = target.curve(lane)
+    if not lane.gpu_layers or (part := min(1.0, speeds.room() / target.size)) == 1:
+        return found
+    rest = Curve(target.curve(Lane(0, lane.threads)))
+    return {width: part * seconds + (1 - part) * rest(width) for width, seconds in found.items()}
 
 
 def expected(costs: Costs, agreement: float) -> tuple[float, float]:

@@ -14,7 +14,7 @@ DEATHS = {
 }
 CRASHED = (
     "A library of the engine crashed ({}): its own words, if any, are on the terminal. Update llama-cpp-python and "
-    "torch, or choose another pair."
+    "torch, choose another pair, or start the servers of rpc again."
 )
 
 

@@ -36,7 +36,8 @@ class Schemas:
         except ValueError as wrong:
             fault = str(wrong)
         if fault:
-            raise DuoChatError(f"The schema cannot be followed ({fault.partition(chr(10))[0]}): give another.")
+            why = " ".join(fault.split())[:200]
+            raise DuoChatError(f"The schema cannot be followed ({why}): give another.")
         return Grammar(self, lambda: self._matcher(self._tokens, rules, log_level=0))
 
 
@@ -67,6 +68,7 @@ class Grammar:
         own = self._own
         if not hasattr(own, "matcher"):
             own.matcher, own.held = self._begin(), 0
+        assert own.held <= len(answer), "an answer only grows"
         own.matcher.consume_tokens(list(answer[own.held :]))
         own.held = len(answer)
         return own.matcher

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=Path, help="folder of evaluation prompts in Spec-Bench's format")
     add("--limit", type=int, default=40, help="evaluation prompts a task")
     add("--answer-tokens", type=int, default=128, help="tokens of each answer that is measured")
-    add("--text-share", type=float, default=0.22, help="part of the budget in which the target writes")
+    add("--text-share", type=float, default=0.4, help="part of the budget in which the target writes")
     add("--batches", help="rows x length:share of the writing, the later ones long (default: as many rows as fit)")
     add("--batch-tokens", type=int, help="tokens a training step (GPU: 49152)")
     add("--rate", type=float, default=0.01, help="Muon's learning rate")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,19 +14,11 @@ from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
 from duochat.models import Progress, target_folder
 from duochat.models.files import Files
-from duochat.models.store import cache_dir
+from duochat.models.store import recalled
 
 SHORT = 128  # tokens that a draft begins with where the target waits for it: simulated, no task gains from more
 Lane = TypeVar("Lane", Drafter, Target)
-LLAMA = (
-    "gpu_layers",
-    "tensor_overrides",
-    "devices",
-    "split",
-    "flash_attention",
-    "cache_type",
-    "rpc",
-)  # its own settings
+OF_LLAMA = ("gpu_layers", "tensor_overrides", "devices", "split", "flash_attention", "cache_type", "rpc")  # settings
 
 
 def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
@@ -56,21 +46,20 @@ def _quicker(
     role: str, about: list[Any], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
 ) -> Lane:
     """The lane in C, or the one on llama.cpp if that takes less time here: measured once, and remembered."""
-    about = [*about, available_cores(), platform.node()]
-    verdict = cache_dir() / "calibration" / f"{role}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
-    with suppress(OSError):
-        if verdict.read_text() == "native":
-            return own
-    try:
-        other = load()
-    except DuoChatError:  # llama.cpp cannot run here
-        return own
-    quicker, slower = sorted((own, other), key=seconds)
-    slower.close()
-    with suppress(OSError):  # a cache that cannot be written: measured again
-        verdict.parent.mkdir(parents=True, exist_ok=True)
-        verdict.write_text("native" if quicker is own else "llama.cpp")
-    return quicker
+    lanes = {"native": own}
+
+    def measured() -> str | None:
+        try:
+            lanes["llama.cpp"] = load()
+        except DuoChatError:  # llama.cpp cannot run here
+            return None
+        return min(lanes, key=lambda name: seconds(lanes[name]))
+
+    quicker = recalled(role, (*about, available_cores(), platform.node()), measured) or "native"
+    for name, lane in lanes.items():
+        if name != quicker:
+            lane.close()
+    return lanes.get(quicker) or load()
 
 
 def load_target(settings: Settings, files: Files, progress: Progress) -> Target:
@@ -111,7 +100,7 @@ def _on_llama(settings: Settings, path: Path, progress: Progress) -> Target:
             rpc=settings.rpc,
         )
 
-    asked = settings.backend != AUTO or any(getattr(settings, name) != FIELDS[name].default for name in LLAMA)
+    asked = settings.backend != AUTO or any(getattr(settings, name) != FIELDS[name].default for name in OF_LLAMA)
     if asked or native.unfit(path):
         return load()
     about = [path, path.stat().st_mtime_ns, _cores(settings)]

@@ -1,4 +1,4 @@
-"""Small kernels in C, each built once by the system's compiler. Without a compiler their callers do without."""
+"""Small kernels in C, each built once by the system's compiler."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tempfile
 from functools import cache, partial
 from pathlib import Path
 
+from duochat import DuoChatError
 from duochat.models import cache_dir
 
 FAULTS = (OSError, subprocess.SubprocessError)
@@ -40,6 +41,14 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
             return make(Path(folder) / name)
     except FAULTS:
         return None
+
+
+def needed(source: Path, *options: str) -> ctypes.CDLL:
+    """`library`, or DuoChatError without a compiler."""
+    made = library(source, *options)
+    if made is None:
+        raise DuoChatError(f"No C compiler here can build {source.name}: install one, such as gcc or clang.")
+    return made
 
 
 def _compiler() -> list[str]:

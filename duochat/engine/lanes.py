@@ -9,7 +9,7 @@ common prefix, and can be left at any point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +17,18 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from duochat import DuoChatError
+
 if TYPE_CHECKING:
     from duochat.engine.sampling import Sampling
     from duochat.engine.tree import Node
 
 
 Edge = tuple[int, int]  # a node of a tree as the target takes it: (token, index of its parent or -1 for the root)
+
+
+Stopped = Callable[[], bool]  # whether a call is to be cut short
+Reading = Callable[[int, int], None] | None  # is told how many tokens of a prompt are read, of how many
 
 
 class Cancelled(Exception):
@@ -72,6 +78,7 @@ class Drafter(Protocol):
 
     candidates: int  # of a node, at most
     most_nodes: int  # of one `expand`
+    vocabulary: int  # token ids are below this
     window: int  # tokens of a long context that it begins with
     thread: Executor
 
@@ -94,13 +101,53 @@ class Drafter(Protocol):
         """Between calls: decode with so many threads. reading: as many for the prompt, 0 = the same."""
         ...
 
-    def measure(self, sizes: Iterable[int], threads: int) -> dict[int, float]:
-        """Median seconds of an `expand` of so many nodes, by size, with so many threads. Clears the cache."""
+    def forget(self) -> None:
+        """Empty the cache."""
         ...
 
-    def measure_reading(self, threads: Iterable[int]) -> dict[int, float]:
-        """Seconds to read a prompt of some hundred tokens, by the number of threads. Clears the cache."""
-        ...
+    def measure(
+        self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7
+    ) -> dict[int, float]:
+        """Median seconds of an `expand` by size: so many branches grow by a token each. Clears the cache."""
+        self.set_threads(threads)
+        growth = lambda size: median(self._growth(size, context_length, repeats))  # noqa: E731
+        return self.thread.submit(lambda: {size: growth(size) for size in sizes}).result()
+
+    def _growth(self, size: int, context_length: int, repeats: int) -> Iterator[float]:
+        from duochat.engine.tree import Node
+
+        context = self._pretended(context_length)
+        root = Node(context[-1], None, context_length - 1)
+        nodes = [Node(token, root, context_length) for token in range(size)]
+        self.forget()
+        self._seconds(context, nodes)
+        for _ in range(repeats):
+            nodes = [Node(node.token, node, node.position + 1) for node in nodes]
+            yield self._seconds(context, nodes)
+
+    def measure_reading(self, threads: Iterable[int], length: int = 258) -> dict[int, float]:
+        """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""
+        better = lambda n: min(self._timed_reading(n, length) for _ in range(2))  # noqa: E731
+        return self.thread.submit(lambda: {n: better(n) for n in threads}).result()
+
+    def _timed_reading(self, threads: int, length: int) -> float:
+        from duochat.engine.tree import Node
+
+        context = self._pretended(length)
+        self.set_threads(threads)
+        self.forget()
+        return self._seconds(context, [Node(context[-1], None, length - 1)])
+
+    def _seconds(self, context: Sequence[int], nodes: Sequence[Node]) -> float:
+        from duochat.engine.sampling import Sampling
+
+        started = perf_counter()
+        self.expand(context, nodes, Sampling(), never)
+        return perf_counter() - started
+
+    def _pretended(self, length: int) -> list[int]:
+        """A context of no meaning."""
+        return [token % self.vocabulary for token in range(length)]
 
     def describe(self) -> dict[str, Any]:
         """What a report says of this lane: `draft_backend` and what else its users may want to know."""
@@ -126,8 +173,8 @@ class Target(Protocol):
         context: Sequence[int],
         tree: Sequence[Edge],
         sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
+        cancelled: Stopped = never,
+        progress: Reading = None,
     ) -> Answer:
         """One forward over the uncached tail of `context` and a tree, parents before their children.
 
@@ -135,18 +182,33 @@ class Target(Protocol):
         progress(done, total) reports its tokens. Raises Cancelled, and DuoChatError on a fault; the cache is sound
         afterwards.
         """
-        ...
+        return self.begin(context, tree, sampling, cancelled, progress)()
 
     def begin(
         self,
         context: Sequence[int],
         tree: Sequence[Edge],
         sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
+        cancelled: Stopped = never,
+        progress: Reading = None,
     ) -> Callable[[], Answer]:
-        """`verify` in two steps: what is returned gives the answer. A device of its own computes in between."""
-        return partial(self.verify, context, tree, sampling, cancelled, progress)
+        """`verify` in two steps: what is returned gives the answer. A device of its own computes in between, a CPU
+        afterwards: nothing would be done beside it."""
+        if len(context) > self.context_length:
+            raise DuoChatError(
+                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
+                "shorten it or raise context_length."
+            )
+        assert context, "a context has at least one token"
+        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+        begin = partial(self._begin, context, tree, sampling, cancelled, progress)
+        return (lambda: begin()()) if self.shares_cores else begin()
+
+    def _begin(
+        self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
+    ) -> Callable[[], Answer]:
+        """What `begin` says, at once, for a context and a tree that are not too long."""
+        ...
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
@@ -156,18 +218,18 @@ class Target(Protocol):
         out. They take turns, so that other work on the machine meets all of them alike. Clears the cache."""
         from duochat.engine.sampling import Sampling
 
-        length = min(context, self.context_length - repeats - 2)
+        length = min(context, self.context_length - repeats - 3)
         chains = {w: [(0, node - 1) for node in range(w - 1)] for w in widths if w <= self.most_nodes + 1}
         held = [token % self.vocabulary for token in range(length)]
         self.verify(held, (), Sampling())
         seconds: dict[int, list[float]] = {width: [] for width in chains}
-        for _ in range(repeats):
+        for _ in range(repeats + 1):
             held.append(len(held) % self.vocabulary)
             for width, chain in chains.items():
                 begun = perf_counter()
                 self.verify(held, chain, Sampling())
                 seconds[width].append(perf_counter() - begun)
-        return {width: median(taken) for width, taken in seconds.items()}
+        return {width: median(taken[1:]) for width, taken in seconds.items()}  # the first one makes what it needs
 
     def describe(self) -> dict[str, Any]:
         """What a report says of this lane: `target_backend`, `target_device`, `target_dtype`, its size, …

@@ -73,12 +73,6 @@ def _mix(x: Any) -> Any:
     return x ^ ((x >> 16) & 0xFFFF)
 
 
-def keys(seed: int, positions: np.ndarray) -> np.ndarray:
-    """The int32 numbers that stand for (seed, position) in the hash, one for each position."""
-    low, high = np.array([seed & _MASK32, seed >> 32], dtype=np.uint64).astype(np.uint32).view(np.int32).reshape(2, 1)
-    return _mix(positions.astype(np.int32) ^ _mix(high ^ _mix(low)))
-
-
 def _mix_one(x: int) -> int:
     """`_mix` of one unsigned number."""
     x = (x ^ x >> 16) * 0x7FEB352D & _MASK32
@@ -87,7 +81,7 @@ def _mix_one(x: int) -> int:
 
 
 def key(seed: int, position: int) -> int:
-    """`keys` for one position, without arrays: forty times quicker."""
+    """The int32 number that stands for (seed, position) in the hash."""
     mixed = _mix_one(position ^ _mix_one(seed >> 32 ^ _mix_one(seed & _MASK32)))
     return mixed - (mixed >> 31 << 32)
 

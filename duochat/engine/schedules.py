@@ -6,13 +6,13 @@ lane; `patient` and `settling` say whether the GPU lane waits for a draft before
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from duochat.config import AUTO
 from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Node, Tree
+from duochat.engine.watch import Watch
 
 
 class Schedule:
@@ -188,64 +188,6 @@ class Parallel(Chained):
 
     def settling(self, tree: Tree, waited: float) -> bool:
         return bool(self.frontier(tree, verifying=True))
-
-
-class Watch:
-    """Never slower: pauses drafting when the last rounds took longer than plain decoding would for their tokens.
-
-    Each pause is twice as long as the one before, since a draft that does not fit a text may not fit it for long; it
-    ends at once when forwards become faster, for then it was the machine that was busy.
-    """
-
-    WINDOW = 16  # rounds that a judgement rests on, and of the first pause
-    MOST = 128  # rounds: a try takes WINDOW of them, so it costs an eighth of what drafting loses
-    LOSS = 2.0  # plain forwards lost in a window that are enough to judge before it is full
-    EASED = 0.85  # a forward's seconds over those when the pause began
-
-    def __init__(self, costs: Costs) -> None:
-        self.costs = costs
-        self.window: deque[tuple[int, float]] = deque(maxlen=self.WINDOW)
-        self.left = 0  # rounds of the pause still to go
-        self.pause = self.WINDOW
-        self.paused_at = 0.0  # seconds of a plain forward when the pause began
-        self.before: float | None = None  # when the round before ended
-        self.reason = ""
-
-    @property
-    def tokens(self) -> int:
-        """Emitted in the window."""
-        return sum(tokens for tokens, _ in self.window)
-
-    @property
-    def forwards(self) -> float:
-        """Plain forwards that fit into the window's time; a round's accident counts as one more than its tokens."""
-        most = lambda tokens: (tokens + 1) * self.costs.plain  # noqa: E731
-        return sum(min(seconds, most(tokens)) for tokens, seconds in self.window) / self.costs.plain
-
-    @property
-    def speedup(self) -> float:
-        """Tokens per second of the window over those of plain decoding."""
-        return self.tokens / self.forwards if self.window else 1.0
-
-    def observe(self, r: Round) -> str:
-        """Count a round; returns the reason while drafting is paused, "" otherwise."""
-        seconds = r.ended - (self.before if self.before is not None else r.started)
-        self.before = r.ended
-        if self.left:
-            eased = self.costs.plain < self.EASED * self.paused_at
-            self.left = 0 if eased else self.left - 1
-            return self.reason if self.left else ""
-        if r.phase == "decode" and r.speculation == "on":
-            self.window.append((len(r.tokens), seconds))
-        lost = self.forwards - self.tokens
-        if lost < self.LOSS and (lost <= 0 or len(self.window) < self.WINDOW):
-            self.pause = self.WINDOW if self.speedup > 1.1 else self.pause
-            return ""
-        self.reason = f"drafting gave {self.speedup:.2f}× plain decoding over {len(self.window)} rounds"
-        self.left, self.pause = self.pause, min(self.MOST, 2 * self.pause)
-        self.paused_at = self.costs.plain
-        self.window.clear()
-        return self.reason
 
 
 class Lookup:

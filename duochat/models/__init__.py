@@ -3,13 +3,11 @@
 from duochat.models.catalog import list_models
 from duochat.models.convert import require_target, target_folder
 from duochat.models.fetch import cached, fetch
-from duochat.models.local import Local, list_local
-from duochat.models.pair import Pair, check_pair, require_pair
+from duochat.models.local import list_local
+from duochat.models.pair import check_pair
 from duochat.models.store import Progress, cache_dir, weight
 
 __all__ = [
-    "Local",
-    "Pair",
     "Progress",
     "cache_dir",
     "cached",
@@ -17,7 +15,6 @@ __all__ = [
     "fetch",
     "list_local",
     "list_models",
-    "require_pair",
     "require_target",
     "target_folder",
     "weight",

@@ -166,14 +166,16 @@ def remembered(name: str, path: Path, find: Callable[[], Any]) -> Any:
 
 
 def recalled(name: str, about: object, find: Callable[[], Any]) -> Any:
-    """What `find` says, a JSON value: asked once. about: its repr tells all that the answer depends on."""
+    """What `find` says, a JSON value: asked once, and again where it was None. about: its repr tells all that the
+    answer depends on."""
     note = cache_dir() / "facts" / f"{name}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     with suppress(OSError, ValueError):
         return json.loads(note.read_text(encoding="utf-8"))
     found = find()
     with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(found), encoding="utf-8")
+        if found is not None:
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps(found), encoding="utf-8")
     return found
 
 

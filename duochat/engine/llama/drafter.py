@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from duochat.engine.choosing import choose
-from duochat.engine.lanes import Cancelled, Candidates, Drafter, common, never
+from duochat.engine.choosing import choose, kernel
+from duochat.engine.lanes import Cancelled, Candidates, Drafter, common
 from duochat.engine.llama.library import Llama
 from duochat.engine.llama.tree_cache import Entry, TreeCache
 from duochat.engine.penalties import changes, path, penalised
@@ -35,17 +34,17 @@ class LlamaDrafter(Drafter):
 
         Raises DuoChatError when the file is missing, is no usable model, or memory is short.
         """
+        kernel()
         self.candidates = candidates
         self.thread = ThreadPoolExecutor(1, "draft lane")
         self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)
+        self.vocabulary = self._llama.vocabulary
         self._cache = TreeCache(self._llama, CHUNK, TREE_CELLS)
-        self._threads = threads
         self._start = 0  # the token of the context that the cache begins with
         self._sampling = Sampling()  # of the candidates that the cache's entries hold
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """reading: for prompts, which give more threads something to do; 0 = as many."""
-        self._threads = threads
         self._llama.set_threads(threads, reading)
 
     def describe(self) -> dict[str, Any]:
@@ -59,6 +58,11 @@ class LlamaDrafter(Drafter):
     def close(self) -> None:
         """Give the memory back; the drafter is of no use afterwards."""
         self._llama.close()
+
+    def forget(self) -> None:
+        """See `Drafter.forget`."""
+        self._cache.forget()
+        self._start = 0
 
     def interrupt(self) -> None:
         """Cut the running `expand` short, from any thread; call it when `cancelled` has come true."""
@@ -97,41 +101,3 @@ class LlamaDrafter(Drafter):
 
     def _find(self, node: Node, root: Entry) -> Entry:
         return self._cache.grow(root, path(node, self._start + root.position + 1))
-
-    def measure(
-        self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7
-    ) -> dict[int, float]:
-        """Median seconds of an `expand` that grows `size` branches by a token each, by size. Clears the cache."""
-        return self.thread.submit(self._measure, sizes, threads, context_length, repeats).result()
-
-    def _measure(self, sizes: Iterable[int], threads: int, context_length: int, repeats: int) -> dict[int, float]:
-        self.set_threads(threads)
-        context = self._pretended(context_length)
-        return {size: median(self._growth(context, size, repeats)) for size in sizes}
-
-    def measure_reading(self, threads: Iterable[int], length: int = 4 * CHUNK + 2) -> dict[int, float]:
-        """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""
-        return self.thread.submit(lambda: {n: min(self._read(n, length) for _ in range(2)) for n in threads}).result()
-
-    def _read(self, threads: int, length: int) -> float:
-        self.set_threads(self._threads, threads)
-        context = self._pretended(length)
-        self._cache.forget()
-        started = time.perf_counter()
-        self.expand(context, [Node(context[-1], None, length - 1)], Sampling(), never)
-        return time.perf_counter() - started
-
-    def _growth(self, context: list[int], size: int, repeats: int) -> Iterator[float]:
-        self._cache.forget()
-        root = Node(context[-1], None, len(context) - 1)
-        nodes = [Node(token, root, len(context)) for token in range(size)]
-        self.expand(context, nodes, Sampling(), never)
-        for _ in range(repeats):
-            nodes = [Node(node.token, node, node.position + 1) for node in nodes]
-            started = time.perf_counter()
-            self.expand(context, nodes, Sampling(), never)
-            yield time.perf_counter() - started
-
-    def _pretended(self, length: int) -> list[int]:
-        """A context of no meaning."""
-        return [token % self._llama.vocabulary for token in range(length)]

@@ -5,11 +5,8 @@ Measured once for each kind of file, and remembered by library, processor and co
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +14,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from duochat.engine.costs import CPU_WIDTHS, GPU_WIDTHS, available_cores, beside
 from duochat.engine.llama import devices, loading, probe
+from duochat.engine.llama.placing import RESERVE
 from duochat.engine.llama.probe import OUTER, Shape
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.sampling import Sampling
-from duochat.models.store import cache_dir
+from duochat.models.store import recalled
 
 ROOM = 192 * 2**20  # bytes of layers, and of output, that are pretended: past every cache
 CONTEXT = 256  # tokens
@@ -48,11 +46,16 @@ def lanes() -> tuple[Lane, Lane]:
     return Lane(0, cores), Lane(0, 1)
 
 
+def room() -> int:
+    """Bytes that the GPUs have free for weights."""
+    return sum(max(0, device.free - RESERVE) for device in devices.gpus())
+
+
 def size(shape: Shape, kinds: Mapping[str, str], outer: bool) -> float:
     """Bytes of the output, or of all layers."""
     found = 0.0
     for name, (rows, columns) in shape.matrices.items():
-        if name == "output" if outer else name not in OUTER:
+        if name == ("token_embd" if shape.tied else "output") if outer else name not in OUTER:
             block, each = GGML_QUANT_SIZES[GGMLQuantizationType[kinds[name]]]
             found += rows * columns / block * each
     return found if outer else found * shape.layers
@@ -64,8 +67,9 @@ def forwards(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> tuple[dict[i
     rows = max(256, min(shape.vocabulary, int(ROOM * shape.vocabulary / size(shape, kinds, True))))
     inner = _seconds(lane, replace(shape, layers=layers, vocabulary=256), kinds)
     both = _seconds(lane, replace(shape, layers=1, vocabulary=rows), kinds)
-    outer = {w: max(0.0, both[w] - inner[w] / layers) * shape.vocabulary / rows for w in both}
-    return {w: s * shape.layers / layers for w, s in inner.items()}, outer
+    widths = sorted(inner.keys() & both.keys())  # of more rows such a file may not be asked at once, see `widths`
+    outer = {w: max(0.0, both[w] - inner[w] / layers) * shape.vocabulary / rows for w in widths}
+    return {w: inner[w] * shape.layers / layers for w in widths}, outer
 
 
 def contention(target: Lane, draft: Lane) -> float:
@@ -94,23 +98,16 @@ def _seconds(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> dict[int, fl
             target = _load(lane, shape, kinds, Path(folder) / "pretended.gguf")
             tries = [target.measure(lane.widths, CONTEXT, repeats=1) for _ in range(TRIES)]
             target.close()
-        return {width: min(one[width] for one in tries) for width in lane.widths}
+        return {width: min(one[width] for one in tries) for width in tries[0]}
 
     return _remembered((lane, shape, sorted(kinds.items())), measure)
 
 
 def _load(lane: Lane, shape: Shape, kinds: Mapping[str, str], path: Path) -> LlamaTarget:
     probe.write(path, shape, kinds)
-    return LlamaTarget.load(path, probe.CONTEXT, lane.threads, gpu_layers=lane.gpu_layers, cache_type="f16")
+    return LlamaTarget.load(path, probe.CONTEXT, lane.threads, gpu_layers=lane.gpu_layers)
 
 
 def _remembered(what: object, find: Callable[[], dict[int, float]]) -> dict[int, float]:
     about = (what, probe.identity(), available_cores(), [device.title for device in devices.gpus()])
-    note = cache_dir() / "probes" / f"speed-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
-    with suppress(OSError, ValueError):
-        return {int(width): seconds for width, seconds in json.loads(note.read_text()).items()}
-    found = find()
-    with suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(found))
-    return found
+    return {int(width): seconds for width, seconds in recalled("speed", about, find).items()}

@@ -17,15 +17,14 @@ from typing import Any
 
 import llama_cpp
 
-from duochat import DuoChatError
-from duochat.engine.lanes import Answer, Cancelled, Edge, Target, never
+from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
 from duochat.engine.llama.line_cache import LineCache
 from duochat.engine.llama.placing import place
-from duochat.engine.llama.sample import sample
+from duochat.engine.llama.sample import answer, kernel
 from duochat.engine.llama.tree_cache import Entry, TreeCache
-from duochat.engine.penalties import Changes, changes, paths, penalised
+from duochat.engine.penalties import Changes, changes, paths
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf
 
@@ -82,23 +81,12 @@ class LlamaTarget(Target):
         "host:port", whose devices count as GPUs.
         """
         path = Path(path)
+        kernel()
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
         found = place(path, cells, gpu_layers, devices, rpc)
-        keys, values = ("f16", "f16" if found.gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
-        options = Options(
-            role="target",
-            sequences=MOST_NODES + 3,
-            unit=BATCH,
-            fused=True if not found.gpu_layers else flash_attention,
-            keys=keys,
-            values=values,
-            gpu_layers=found.gpu_layers,
-            devices=tuple(devices),
-            split=tuple(split),
-            tensor_overrides=tuple(tensor_overrides),
-        )
+        options = _options(found.gpu_layers, devices, split, tensor_overrides, flash_attention, cache_type)
         llama = Llama(path, cells, threads, options=options)
         llama.set_threads(threads, prompt_threads)
         target = cls(llama, context_length, reproducible)
@@ -107,44 +95,10 @@ class LlamaTarget(Target):
         target.notes += [found.note] if found.note else []
         return target
 
-    def verify(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Answer:
-        """See `lanes.Target.verify`."""
-        return self._begin(context, tree, sampling, cancelled, progress)()
-
-    def begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Callable[[], Answer]:
-        """See `lanes.Target.begin`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
-        begin = super().begin if self.shares_cores else self._begin
-        return begin(context, tree, sampling, cancelled, progress)
-
     def _begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None,
+        self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
     ) -> Callable[[], Answer]:
-        if len(context) > self.context_length:
-            raise DuoChatError(
-                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
-                "shorten it or raise context_length."
-            )
-        assert context, "a context has at least one token"
-        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+        """See `lanes.Target`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
         self._llama.arm()
         if cancelled():
             raise Cancelled
@@ -176,19 +130,8 @@ class LlamaTarget(Target):
         """entries: the root's and the nodes'. rows: the entry of each row of logits."""
         logits = self._llama.logits(len(rows))
         place = {entry: row for row, entry in enumerate(rows)}
-        below: list[list[int]] = [[] for _ in entries]
-        for node, (_, parent) in enumerate(tree):
-            below[parent + 1].append(node)
-        answer = Answer([], [], [0.0] * len(tree))
-        for number, (entry, nodes) in enumerate(zip(entries, below, strict=True)):
-            asked = [tree[node][0] for node in nodes]
-            with penalised(logits[place[entry]], made, number) as row:
-                token, probs = sample(row, entry.position + 1, sampling, asked)
-            answer.tokens.append(token)
-            answer.probs.append(probs[0])
-            for node, prob in zip(nodes, probs[1:], strict=True):
-                answer.node_probs[node] = prob
-        return answer
+        ordered = (logits[place[entry]] for entry in entries)
+        return answer(ordered, entries[0].position + 1, tree, sampling, made)
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""
@@ -221,6 +164,29 @@ class LlamaTarget(Target):
     def close(self) -> None:
         """See `lanes.Target.close`."""
         self._llama.close()
+
+
+def _options(
+    gpu_layers: int,
+    devices: Sequence[str],
+    split: Sequence[float],
+    tensor_overrides: Sequence[str],
+    flash_attention: bool | None,
+    cache_type: str,
+) -> Options:
+    keys, values = ("f16", "f16" if gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
+    return Options(
+        role="target",
+        sequences=MOST_NODES + 3,
+        unit=BATCH,
+        fused=True if not gpu_layers else flash_attention,
+        keys=keys,
+        values=values,
+        gpu_layers=gpu_layers,
+        devices=tuple(devices),
+        split=tuple(split),
+        tensor_overrides=tuple(tensor_overrides),
+    )
 
 
 def _on_cpu(llama: Llama) -> bool:

@@ -7,16 +7,14 @@ verifies whatever is drafted.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from duochat.engine.choosing import Choice
-from duochat.engine.lanes import Cancelled, Candidates, Drafter, common, never
+from duochat.engine.lanes import Cancelled, Candidates, Drafter, common
 from duochat.engine.native.library import Native, unfit
 from duochat.engine.penalties import changes, path
 from duochat.engine.sampling import Sampling
@@ -61,6 +59,7 @@ class NativeDrafter(Drafter):
         self.candidates, self.path, self._length = candidates, path, context_length
         self.thread = ThreadPoolExecutor(1, "draft lane")
         self._native = Native(path, context_length + TREE_CELLS, vocabulary)
+        self.vocabulary = self._native.vocabulary
         self._threads = self._reading = threads
         self._restart(0)
 
@@ -79,6 +78,10 @@ class NativeDrafter(Drafter):
     def interrupt(self) -> None:
         """See `Drafter.interrupt`."""
         self._native.stop(1)
+
+    def forget(self) -> None:
+        """See `Drafter.forget`."""
+        self._restart(0)
 
     @property
     def cells_used(self) -> int:
@@ -209,42 +212,6 @@ class NativeDrafter(Drafter):
             del entry.parent.children[entry.token]
             if entry.cell >= 0:
                 self._free.append(entry.cell)
-
-    # Measuring
-
-    def measure(
-        self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7
-    ) -> dict[int, float]:
-        """See `Drafter.measure`: so many branches grow by a token each, over a context of so many."""
-        return self.thread.submit(self._measure, sizes, threads, context_length, repeats).result()
-
-    def _measure(self, sizes: Iterable[int], threads: int, context_length: int, repeats: int) -> dict[int, float]:
-        self.set_threads(threads)
-        context = [token % self._native.vocabulary for token in range(context_length)]
-        return {size: median(self._growth(context, size, repeats)) for size in sizes}
-
-    def _growth(self, context: list[int], size: int, repeats: int) -> Iterator[float]:
-        self._restart(0)
-        root = Node(context[-1], None, len(context) - 1)
-        nodes = [Node(token, root, len(context)) for token in range(size)]
-        self.expand(context, nodes, Sampling(), never)
-        for _ in range(repeats):
-            nodes = [Node(node.token, node, node.position + 1) for node in nodes]
-            started = time.perf_counter()
-            self.expand(context, nodes, Sampling(), never)
-            yield time.perf_counter() - started
-
-    def measure_reading(self, threads: Iterable[int], length: int = 4 * CHUNK + 1) -> dict[int, float]:
-        """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""
-        return self.thread.submit(lambda: {n: min(self._timed(n, length) for _ in range(2)) for n in threads}).result()
-
-    def _timed(self, threads: int, length: int) -> float:
-        self.set_threads(self._threads, threads)
-        context = [token % self._native.vocabulary for token in range(length)]
-        self._restart(0)
-        started = time.perf_counter()
-        self.expand(context, [Node(context[-1], None, length - 1)], Sampling(), never)
-        return time.perf_counter() - started
 
 
 def _descend(entry: _Entry, tokens: Iterable[int], fresh: list[_Entry]) -> _Entry:

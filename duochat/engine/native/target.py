@@ -7,14 +7,14 @@ order of positions, and a sum passes over what is out of sight. So every decoder
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from duochat import DuoChatError
-from duochat.engine.lanes import Answer, Cancelled, Edge, Target, common, never
-from duochat.engine.llama.sample import sample
+from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, common
+from duochat.engine.llama.sample import answer
 from duochat.engine.native.library import MOST, Native
-from duochat.engine.penalties import changes, paths, penalised
+from duochat.engine.penalties import changes, paths
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf, tokenizer
 
@@ -43,27 +43,14 @@ class NativeTarget(Target):
         """See `Target.set_threads`."""
         self._threads, self._reading = threads, reading or threads
 
-    def verify(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Answer:
-        """See `lanes.Target.verify`."""
-        if len(context) > self.context_length:
-            raise DuoChatError(
-                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
-                "shorten it or raise context_length."
-            )
-        assert context, "a context has at least one token"
-        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
+    def _begin(
+        self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
+    ) -> Callable[[], Answer]:
         if cancelled():
             raise Cancelled
         self._keep(context[:-1])
         self._read(context, cancelled, progress)
-        return self._sample(context, tree, sampling)
+        return partial(self._sample, context, tree, sampling)
 
     def _keep(self, past: Sequence[int]) -> None:
         """Forget what does not lead to the context; what it goes along of the last tree moves to its place."""
@@ -76,9 +63,7 @@ class NativeTarget(Target):
         del held[shared:]
         self._tree = {}
 
-    def _read(
-        self, context: Sequence[int], cancelled: Callable[[], bool], progress: Callable[[int, int], None] | None
-    ) -> None:
+    def _read(self, context: Sequence[int], cancelled: Stopped, progress: Reading) -> None:
         """All but the last token of the context."""
         while (start := len(self._tokens)) < (end := min(start + CHUNK, len(context) - 1)):
             for first in range(start, end, MOST):
@@ -93,24 +78,14 @@ class NativeTarget(Target):
     def _sample(self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling) -> Answer:
         first = len(context)  # the cell of the tree's first node
         nodes = [(context[-1], first - 1, first - 1, first - 2, 1)]
-        asked: list[list[int]] = [[] for _ in range(len(tree) + 1)]
         for i, (token, parent) in enumerate(tree):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
-            asked[parent + 1].append(i)
-        answer, made = Answer([], [], [0.0] * len(tree)), changes(context, paths(tree), sampling)
-        for start in range(0, len(nodes), MOST):
-            part = nodes[start : start + MOST]
-            for number, logits in enumerate(self._native.logits(part, self._threads), start):
-                below = asked[number]
-                with penalised(logits, made, number) as row:
-                    token, probs = sample(row, nodes[number][1] + 1, sampling, [tree[i][0] for i in below])
-                answer.tokens.append(token)
-                answer.probs.append(probs[0])
-                for i, prob in zip(below, probs[1:], strict=True):
-                    answer.node_probs[i] = prob
+        parts = (nodes[start : start + MOST] for start in range(0, len(nodes), MOST))
+        rows = (row for part in parts for row in self._native.logits(part, self._threads))
+        told = answer(rows, first, tree, sampling, changes(context, paths(tree), sampling))
         self._tokens.append(context[-1])
         self._tree = {(parent, token): cell for token, _, cell, parent, _ in nodes[1:]}
-        return answer
+        return told
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import Any
 
 import torch
 
-from duochat import DuoChatError
-from duochat.engine.lanes import Answer, Cancelled, Edge, Target, never
+from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.penalties import Changes, changes, paths
 from duochat.engine.pytorch import loading, memory
 from duochat.engine.pytorch.attention import EXACT, NAME
@@ -69,44 +66,9 @@ class TorchTarget(Target):
             torch.set_num_threads(threads)
         self.prompt_threads = reading
 
-    def verify(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Answer:
-        """See `lanes.Target.verify`."""
-        return self._begin(context, tree, sampling, cancelled, progress)()
-
-    def begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool] = never,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Callable[[], Answer]:
-        """See `lanes.Target.begin`."""
-        begin = super().begin if self.shares_cores else self._begin
-        return begin(context, tree, sampling, cancelled, progress)
-
     def _begin(
-        self,
-        context: Sequence[int],
-        tree: Sequence[Edge],
-        sampling: Sampling,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None,
+        self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
     ) -> Callable[[], Answer]:
-        if len(context) > self.context_length:
-            raise DuoChatError(
-                f"The conversation has {len(context)} tokens and the target model reads {self.context_length}: "
-                "shorten it or raise context_length."
-            )
-        assert context, "a context has at least one token"
-        assert len(tree) <= self.most_nodes, "the tree is larger than most_nodes"
         done = self._memo.match(context)
         with memory.refused(self.device), self._hands(len(context) - done):
             done = self._prefill(context, done, len(tree), cancelled, progress)
@@ -121,14 +83,7 @@ class TorchTarget(Target):
         """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
         return nullcontext() if tail < PROMPT or not self.prompt_threads else _threads(self.prompt_threads)
 
-    def _prefill(
-        self,
-        context: Sequence[int],
-        done: int,
-        nodes: int,
-        cancelled: Callable[[], bool],
-        progress: Callable[[int, int], None] | None,
-    ) -> int:
+    def _prefill(self, context: Sequence[int], done: int, nodes: int, cancelled: Stopped, progress: Reading) -> int:
         """Read the context in chunks until the rest fits into one forward with the tree; returns the tokens read."""
         while len(context) - done + nodes > self._shapes.room(nodes):
             if cancelled():
@@ -157,29 +112,6 @@ class TorchTarget(Target):
 
     def _fit(self, rows: Rows) -> Shape:
         return self._shapes.fit(len(rows), len(rows.tree), max(self._memo.highest, max(rows.slots)))
-
-    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """See `lanes.Target.measure`. They take turns, so that other work on the machine meets all of them alike.
-
-        What the cache holds stays valid.
-        """
-        pretended = Memo(self._memo.capacity)
-        pretended.used = (1 << min(context, self.context_length)) - 1
-        calls = {w: self._pretend(w, pretended) for w in widths if w <= self.most_nodes + 1}
-        turns = [{w: self._seconds(call, pretended) for w, call in calls.items()} for _ in range(repeats + 1)]
-        return {w: statistics.median(turn[w] for turn in turns[1:]) for w in calls}
-
-    def _seconds(self, call: tuple[Rows, Shape], memo: Memo) -> float:
-        rows, shape = call
-        begun = time.perf_counter()
-        self._forward.begin(rows, shape, memo, Sampling())
-        self._forward.answer(shape, 1)
-        return time.perf_counter() - begun
-
-    def _pretend(self, width: int, memo: Memo) -> tuple[Rows, Shape]:
-        """Rows that leave no trace in the cache."""
-        rows = Rows([0] * width, (), 0, [memo.capacity] * width)
-        return rows, self._shapes.fit(width, width - 1, memo.highest + width)
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

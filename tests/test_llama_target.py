@@ -183,12 +183,13 @@ def test_probabilities_are_those_of_the_parents_row(load, name):
         assert again.node_probs == again.probs[:1]
 
 
-def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch):
+@pytest.mark.parametrize("name", ["llama", "Q4_1"])
+def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch, name):
     places, honest = [], sample.sample
     told = lambda row, place, *rest: (places.append(place), honest(row, place, *rest))[1]  # noqa: E731
     monkeypatch.setattr(sample, "sample", told)
     tree = [(5, -1), (6, -1), (7, 0)]
-    load("llama").verify(prompt(12), tree, GREEDY)
+    load(name).verify(prompt(12), tree, GREEDY)
     assert places == [len(path) for path in paths(prompt(12), tree)]
 
 

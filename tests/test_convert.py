@@ -10,7 +10,7 @@ import pytest
 import toy_models
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from toy_models import byte_level_vocabulary, sentencepiece_vocabulary, write_gguf, write_sentencepiece
@@ -206,6 +206,7 @@ def test_texts_become_llama_cpps_tokens(both, text):
 
 
 @settings(max_examples=150, deadline=None)
+@example(text="what <unk> is")
 @given(text=st.text(st.characters(blacklist_categories=["Cs", "Cn"]), max_size=40).filter(lambda t: "\0" not in t))
 def test_any_text_becomes_llama_cpps_tokens(both, text):
     agree(both, text)

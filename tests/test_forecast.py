@@ -86,6 +86,20 @@ def test_what_a_gpu_has_no_room_for_takes_the_cpus_time(monkeypatch):
     assert forecast._beside(model, CPU)[1] == pytest.approx(0.1)
 
 
+def test_lanes_that_share_cores_take_turns_on_the_quicker_backend(monkeypatch):
+    monkeypatch.setattr(speeds, "forwards", lambda lane, *_: (dict.fromkeys(lane.widths, 0.01),) * 2)
+    monkeypatch.setattr(speeds, "room", lambda: 2**40)
+    settings, model = config.load(), Model(Shape(), ALL_Q8)
+    for own, seconds in ((0.015, 0.015), (0.03, 0.02)):
+        monkeypatch.setattr(forecast, "_in_c", lambda path, target, threads, own=own: {1: own, 8: 2 * own})
+        for lane, expected in ((CPU, seconds), (GPU, 0.02)):
+            monkeypatch.setattr(speeds, "lanes", lambda lane=lane: (lane, CPU))
+            costs = forecast._costs(settings, model, model)
+            assert costs.target.measured(1) == pytest.approx(expected)
+            assert costs.draft.measured(1) == own
+            assert costs.turns == costs.shared == (lane is CPU)
+
+
 def test_a_model_without_attention_is_not_forecast(tmp_path):
     assert Model.of_file(write_gguf(tmp_path / "toy.gguf", "mamba")) is None
 

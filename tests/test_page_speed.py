@@ -194,6 +194,7 @@ def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) ->
     took = []
     try:
         visit(page, running.url)
+        page.wait_for_selector(".dc-list a")
         for _ in range(3):
             took.append(
                 page.evaluate("""async () => {

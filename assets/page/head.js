@@ -47,7 +47,7 @@
         /* the chat says that the server is away */
       }
       clearTimeout(this.timer);
-      const soon = state.state === "loading" || state.changing || this.sheet;
+      const soon = ["loading", "dead"].includes(state.state) || state.changing || this.sheet;
       this.timer = setTimeout(() => this.watch(), soon ? 700 : 15000);
     }
 

@@ -46,12 +46,16 @@
   /** The same on the whole screen, for a room: one question at a time; the arrow keys turn the page. */
   function presentation(questions) {
     let at = 0;
-    const page = make("ol.dpl-slide");
+    const page = make("div.dpl-slide");
     const turn = (by) => {
       at = Math.min(Math.max(at + by, 0), questions.length - 1);
       page.replaceChildren(
         make("small", {}, `${at + 1} of ${questions.length}`),
-        question(questions[at], at, () => {}),
+        make(
+          "ol",
+          {},
+          question(questions[at], at, () => {}),
+        ),
       );
     };
     const sheet = make(

@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType
 from duochat.bench import simulate
 from duochat.config import Settings
 from duochat.engine import native
-from duochat.engine.costs import Costs, Curve
+from duochat.engine.costs import CPU_WIDTHS, Costs, Curve
 from duochat.engine.lanes import Candidates
 from duochat.engine.llama import speeds
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
@@ -159,7 +159,7 @@ def of_pair(settings: Settings) -> Forecast | None:
     target, draft = _model(settings.target), _model(settings.draft)
     if target is None or draft is None:
         return None
-    costs = _costs(target, draft, cached(settings.draft))
+    costs = _costs(settings, target, draft)
     agreement = settings.agreement or ASSUMED
     return Forecast(*expected(costs, agreement), agreement, not settings.agreement)
 
@@ -170,23 +170,27 @@ def _model(reference: str) -> Model | None:
 
 
 @cache
-def _native(path: Path) -> dict[int, float] | None:
-    """Seconds of a batch where the draft in C takes the file: it is small, so that is measured."""
-    lane = speeds.lanes()[1]
-    if native.unfit(path) or (drafter := native.load(path, 4 * PROMPT, lane.threads)) is None:
+def _in_c(path: Path | None, target: bool, threads: int) -> dict[int, float] | None:
+    """Seconds by rows where the lane in C takes the file: it is here and small, so that is measured."""
+    if path is None or path.suffix != ".gguf" or native.unfit(path):
         return None
-    found = drafter.measure(BATCHES, lane.threads)
-    drafter.close()
+    make = native.NativeTarget if target else native.load
+    if (lane := make(path, 4 * PROMPT, threads)) is None:
+        return None
+    found = lane.measure(CPU_WIDTHS, 2 * PROMPT) if target else lane.measure(BATCHES, threads)
+    lane.close()
     return found
 
 
-def _costs(target: Model, draft: Model, own: Path | None) -> Costs:
-    """own: the draft's file, where it is here."""
+def _costs(settings: Settings, target: Model, draft: Model) -> Costs:
+    """Where both lanes compute on the CPU they take turns, each with all cores."""
     one, other = speeds.lanes()
-    drafting = (_native(own) if own else None) or draft.curve(other)
-    measured = Curve({size: Curve(drafting)(size) for size in BATCHES})
-    held = speeds.contention(one, other)
-    return Costs(Curve(_beside(target, one)), measured, other.threads, contention=held, shared=not one.gpu_layers)
+    drafting = Curve(_in_c(cached(settings.draft), False, other.threads) or draft.curve(other))
+    forwards, shared = _beside(target, one), not one.gpu_layers
+    if shared and (own := _in_c(cached(settings.target), True, one.threads)):
+        forwards = min(forwards, own, key=lambda seconds: seconds[1])
+    batches = Curve({size: drafting(size) for size in BATCHES})
+    return Costs(Curve(forwards), batches, other.threads, shared=shared, turns=shared)
 
 
 def _beside(target: Model, lane: Lane) -> dict[int, float]:
@@ -200,8 +204,7 @@ def _beside(target: Model, lane: Lane) -> dict[int, float]:
 
 def expected(costs: Costs, agreement: float) -> tuple[float, float]:
     """Tokens per second of plain decoding and of the best that drafting gives, at this agreement of first choices."""
-    friction = simulate.Friction(1 / (1 - costs.contention), 1.0)
-    found = simulate.predict(costs, list(imagined(costs, agreement)), ("autoregressive", "duotree"), friction)
+    found = simulate.predict(costs, list(imagined(costs, agreement)), ("autoregressive", "duotree"))
     return found["autoregressive"], found["duotree"]
 
 

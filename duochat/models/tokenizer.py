@@ -16,7 +16,7 @@ from duochat.models.sentencepiece import Pieces
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CONTROL, USER_DEFINED = 3, 4  # token types of llama.cpp
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # token types of llama.cpp
 SPACE = "▁"  # how SentencePiece writes a space
 
 # Control tokens that end an answer.
@@ -129,13 +129,13 @@ def _merges(vocabulary: dict[str, int], pieces: Pieces) -> list[tuple[str, str]]
 
 
 def _add_whole_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens and the author's own are matched whole in a text, before it is cut into words."""
+    """Control tokens, "<unk>" and the author's own are matched whole in a text, before it is cut into words."""
     from tokenizers import AddedToken
 
     def of(kind: int, special: bool) -> list[AddedToken]:
         return [AddedToken(token, special=special, normalized=False) for token in _of_type(tokens, types, kind)]
 
-    tokenizer.add_special_tokens(of(CONTROL, True))
+    tokenizer.add_special_tokens(of(UNKNOWN, True) + of(CONTROL, True))
     tokenizer.add_tokens(of(USER_DEFINED, False))
 
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from duochat.engine.costs import CPU_WIDTHS, GPU_WIDTHS, available_cores, beside
+from duochat.engine.costs import CPU_WIDTHS, GPU_WIDTHS, available_cores
 from duochat.engine.llama import devices, loading, probe
 from duochat.engine.llama.placing import RESERVE
 from duochat.engine.llama.probe import OUTER, Shape
 from duochat.engine.llama.target import LlamaTarget
-from duochat.engine.sampling import Sampling
 from duochat.models.store import recalled
 
 ROOM = 192 * 2**20  # bytes of layers, and of output, that are pretended: past every cache
@@ -43,7 +42,7 @@ def lanes() -> tuple[Lane, Lane]:
     cores = available_cores()
     if devices.gpus():
         return Lane(999, cores), Lane(0, max(1, min(8, cores // 2)))
-    return Lane(0, cores), Lane(0, 1)
+    return Lane(0, cores), Lane(0, cores)
 
 
 def room() -> int:
@@ -70,26 +69,6 @@ def forwards(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> tuple[dict[i
     widths = sorted(inner.keys() & both.keys())  # of more rows such a file may not be asked at once, see `widths`
     outer = {w: max(0.0, both[w] - inner[w] / layers) * shape.vocabulary / rows for w in widths}
     return {w: inner[w] * shape.layers / layers for w in widths}, outer
-
-
-def contention(target: Lane, draft: Lane) -> float:
-    """The share of its speed that a forward on the CPU loses beside a draft at work."""
-    if target.gpu_layers:
-        return 0.0
-    return _remembered(("contention", target, draft), lambda: {0: _contention(target, draft)})[0]
-
-
-def _contention(target: Lane, draft: Lane) -> float:
-    kinds = dict.fromkeys(probe.KINDS, "Q4_0")
-    with tempfile.TemporaryDirectory() as folder:
-        large = _load(target, Shape(2048, 8192, 2, 16, 4, 128), kinds, Path(folder) / "target.gguf")
-        small = _load(draft, Shape(512, 1536, 4), kinds, Path(folder) / "draft.gguf")
-        alone = large.measure((1,), CONTEXT)[1]
-        with beside(lambda: small.verify([1], (), Sampling())):
-            together = large.measure((1,), CONTEXT)[1]
-        for one in (large, small):
-            one.close()
-    return max(0.0, 1 - alone / together)
 
 
 def _seconds(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> dict[int, float]:

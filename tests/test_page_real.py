@@ -28,7 +28,7 @@ def test_a_new_user_asks_for_the_capital_of_france(browser, tmp_path):
                     break
                 page.wait_for_timeout(1000)
             visit(page, f"http://127.0.0.1:{port}")
-            send(page, "What is the capital of France?")
+            send(page, "Name the capital city of France.")
             expect(page.locator(".theirs .dc-tools")).to_have_count(1, timeout=300_000)
             expect(page.locator("body")).not_to_have_class(re.compile("dc-busy"), timeout=60_000)
             assert "Paris" in last(page)

@@ -452,7 +452,7 @@ def test_the_real_engine_is_killed_stopped_and_answers_again():
                 os.kill(worker.status()["pid"], signal.SIGKILL)
         assert said(steps)
         assert "SIGKILL" in steps[-1].error
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "Name the capital city of France."}]
         assert "Paris" in said(worker.reply(question, Options(max_tokens=20)))
         stop = threading.Event()
         for step in worker.reply([{"role": "user", "content": "word " * 3000}], Options(), stop.is_set):

@@ -190,9 +190,9 @@ def test_a_tree_may_reach_beyond_the_last_position(family):
 
 def test_torch_noise_is_the_drafts_noise():
     ids = torch.arange(5000, dtype=torch.int32)
-    from duochat.engine.sampling import keys
+    from duochat.engine.sampling import key as key_of
 
-    key = torch.from_numpy(keys(123456789012345, np.array([17])))
+    key = torch.tensor([key_of(123456789012345, 17)], dtype=torch.int32)
     assert np.allclose(choose._gumbel(ids, key).numpy(), gumbel(123456789012345, 17, np.arange(5000)), atol=2e-5)
 
 
@@ -247,9 +247,9 @@ def test_every_decoder_gives_the_text_of_plain_decoding_with_penalties(temperatu
 
 
 def ask(rows: int, sampling: Sampling, token: int = 0) -> choose.Ask:
-    from duochat.engine.sampling import keys
+    from duochat.engine.sampling import key as key_of
 
-    noise = torch.from_numpy(keys(sampling.seed, np.arange(rows)))
+    noise = torch.tensor([key_of(sampling.seed, row) for row in range(rows)], dtype=torch.int32)
     numbers = torch.frombuffer(bytearray(parameters(sampling)), dtype=torch.int32)
     return choose.Ask.of(torch.full((rows,), token), torch.arange(rows), noise, numbers)
 

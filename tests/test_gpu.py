@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from duochat.engine.pytorch import TorchTarget, choose, memory
 from duochat.engine.pytorch.linear import join
 from duochat.engine.pytorch.rows import parameters
-from duochat.engine.sampling import Sampling, keys
+from duochat.engine.sampling import Sampling, key
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -114,7 +114,7 @@ def test_a_card_chooses_the_cpus_tokens(sampling):
 
 def ask(rows, sampling, device):
     each = torch.arange(rows, device=device)
-    noise = torch.from_numpy(keys(sampling.seed, np.arange(rows))).to(device)
+    noise = torch.tensor([key(sampling.seed, row) for row in range(rows)], dtype=torch.int32, device=device)
     numbers = torch.frombuffer(bytearray(parameters(sampling)), dtype=torch.int32)
     return choose.Ask.of(each, each, noise, numbers.to(device))
 

@@ -128,6 +128,23 @@ def test_the_baseline_is_of_about_now():
     assert costs.plain == pytest.approx(0.02 * 5e-3 / 1e-2, rel=0.05)  # 25 ms, 5 of them lost to drafting; twice slower
 
 
+def test_drafting_forwards_that_are_slower_do_not_raise_the_baseline():
+    """Caches that the draft has filled are no fault of plain decoding; a machine that becomes slower is."""
+    costs = Costs.of({1: 5e-3}, {1: 1e-3})
+
+    def told(seconds, rounds, drafted=()):
+        for i in range(rounds):
+            costs.observe(replace(a_round(i, batches=drafted), ended=i - 0.01 + seconds))
+        return costs.plain
+
+    assert told(6e-3, 20) == pytest.approx(6e-3)
+    beside = (Batch(-9.0, -8.999, 1),)
+    assert told(9e-3, 20, beside) == pytest.approx(6e-3)
+    assert told(18e-3, 20, beside) == pytest.approx(12e-3)
+    assert told(7e-3, 20) == pytest.approx(7e-3)
+    assert told(9e-3, 20, beside) == pytest.approx(7e-3)
+
+
 def test_the_baseline_of_another_answer_is_none():
     costs = Costs.of({1: 5e-3}, {1: 1e-3})
     for i in range(20):

@@ -20,24 +20,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from duochat.engine.lanes import Drafter, Target
     from duochat.engine.rounds import Round
+from duochat.engine.scales import Baseline, Scale
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-
-
-class Scale:
-    """How many times as long something takes now as it did when it was measured: the median of the last timings.
-
-    A median, so that an outlier counts for nothing, and what lasts counts in full after eight timings.
-    """
-
-    def __init__(self) -> None:
-        self._last = deque([1.0] * 7, maxlen=15)
-        self.value = 1.0
-
-    def observe(self, ratio: float) -> None:
-        self._last.append(ratio)
-        self.value = median(self._last)
 
 
 @dataclass(slots=True)
@@ -148,7 +134,7 @@ class Costs:
     lone: float = 0.0  # seconds of a plain forward, calibrated, where other cores take part than in `target`
     hands: Threads = field(init=False, repr=False, compare=False)
     crew: Threads = field(init=False, repr=False, compare=False)  # the target's
-    _alone: Scale = field(default_factory=Scale, init=False, repr=False, compare=False)  # of forwards, drafts apart
+    _baseline: Baseline = field(default_factory=Baseline, init=False, repr=False, compare=False)
     _forwards: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +142,7 @@ class Costs:
         sweep = {c.target_threads: c.target.measured(1) for c in (few, self) if c}
         self.crew = Threads(self.target_threads, sweep)
         if self.at_once:
-            self.at_once.lone, self.at_once._alone = self.target.measured(1), self._alone
+            self.at_once.lone, self.at_once._baseline = self.target.measured(1), self._baseline
 
     @classmethod
     def of(cls, target: Mapping[int, float], draft: Mapping[int, float]) -> Costs:
@@ -179,7 +165,7 @@ class Costs:
     @property
     def plain(self) -> float:
         """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
-        return self._alone.value * (self.lone or self.target.measured(1))
+        return self._baseline.value * (self.lone or self.target.measured(1))
 
     @property
     def known(self) -> bool:
@@ -197,7 +183,8 @@ class Costs:
         self.target.observe(width, seconds)
         self.crew.observe(seconds / self.target.measured(width))
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
-        self._alone.observe((seconds - self.contention * beside) / self.target.measured(width))
+        ratio = (seconds - self.contention * beside) / self.target.measured(width)
+        self._baseline.observe(ratio, drafting=bool(r.batches or r.pending))
         self._forwards += 1
         if not r.batches and r.speculation == "on":  # lest a bad minute keep the draft from being tried
             self.draft.now.observe(1.0)

@@ -34,8 +34,6 @@ WATCH_FRAMES = """() => {
 }"""
 
 MISSED = pytest.mark.xfail(reason="a goal that two cores miss, shared with the browser; the figures are printed")
-    reason="a goal of the page that two cores miss, which the browser shares; the figures are printed"
-)
 
 
 def test_four_thousand_tokens(browser: Browser, tmp_path: Path) -> None:

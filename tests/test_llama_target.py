@@ -53,8 +53,7 @@ def own_cache(cache, monkeypatch):
 @pytest.fixture
 def load(files, request):
     def loaded(name: str, **options) -> LlamaTarget | NativeTarget:
-        if name in NATIVE and unfit(files[name]):
-            pytest.skip(unfit(files[name]))
+        assert name not in NATIVE or not unfit(files[name])
         make = NativeTarget if name in NATIVE else LlamaTarget.load
         target = make(files[name], **{"context_length": 250, "threads": 1} | options)
         request.addfinalizer(target.close)

@@ -33,7 +33,11 @@ WATCH_FRAMES = """() => {
   }, 20));
 }"""
 
-MISSED = pytest.mark.xfail(reason="a goal that two cores miss, shared with the browser; the figures are printed")
+
+def reached(goal: bool) -> None:
+    """A figure that two cores miss, which the browser shares, is no fault of the page; all else is."""
+    if not goal:
+        pytest.xfail("the goal is missed here, see the figures printed")
 
 
 def test_four_thousand_tokens(browser: Browser, tmp_path: Path) -> None:
@@ -129,7 +133,6 @@ def late(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-@MISSED
 def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
     """Of one frame in a hundred the scripts may take over 8 ms, and a key over 50 ms."""
     running = Server(tmp_path / "c.db", "--rate", "500").start()
@@ -156,11 +159,9 @@ def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
     told = {"tokens": shown, "keys": typed, "key_ms": late(keys), "script_ms": round(late(scripts), 2)}
     print(json.dumps(told))
     assert shown == 4000
-    assert late(keys) <= 50
-    assert late(scripts) <= 8
+    reached(late(keys) <= 50 and late(scripts) <= 8)
 
 
-@MISSED
 def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Path) -> None:
     """At 500 tokens/s the page's process takes at most a twentieth of a core more while somebody looks."""
     running = Server(tmp_path / "c.db", "--rate", "500").start()
@@ -183,10 +184,10 @@ def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Pa
     finally:
         running.stop()
     print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3)}))
-    assert opened - closed <= 0.05
+    assert 0 < closed < opened
+    reached(opened - closed <= 0.05)
 
 
-@MISSED
 def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     conversation, parent = store.create({}, "Long talk").id, None
@@ -216,4 +217,4 @@ def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) ->
         page.close()
         running.stop()
     print(json.dumps({"ms": [round(ms) for ms in took]}))
-    assert min(took) <= 1000
+    reached(min(took) <= 1000)

@@ -24,10 +24,20 @@ if TYPE_CHECKING:
     from duochat.chat.chat import Chat, Options
     from duochat.config import Settings
 
-SAMPLING = (
-    "decoder", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "seed", "draft_budget", "system",
-)  # fmt: skip
+ANSWER = {  # arguments of `chat` by setting: a word for the value, and the help
+    "decoder": ("NAME", ", ".join(config.DECODERS)),
+    "max_tokens": ("N", None),
+    "temperature": ("T", "0 = greedy"),
+    "top_k": ("K", "0 = off"),
+    "top_p": ("P", "1 = off"),
+    "min_p": ("P", "0 = off"),
+    "repetition_penalty": ("R", "of what prompt or answer holds; 1 = off"),
+    "presence_penalty": ("A", "of what the answer holds; 0 = off"),
+    "frequency_penalty": ("A", "the same for each time; 0 = off"),
+    "logit_bias": ("JSON", 'added to logits, {"token id": number}'),
+    "seed": ("S", "same seed, same text, with every decoder"),
+    "draft_budget": ("N|auto", "drafted tokens a round"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,20 +87,8 @@ def _settings(args: argparse.Namespace, *names: str) -> Settings:
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", type=terminal.text, help="what to answer")
     parser.add_argument("--system", metavar="S", type=terminal.text, help="system prompt")
-    parser.add_argument("--decoder", metavar="NAME", help=", ".join(config.DECODERS))
-    parser.add_argument("--max-tokens", metavar="N", type=int)
-    parser.add_argument("--temperature", metavar="T", type=float, help="0 = greedy")
-    parser.add_argument("--top-k", metavar="K", type=int, help="0 = off")
-    parser.add_argument("--top-p", metavar="P", type=float, help="1 = off")
-    parser.add_argument("--min-p", metavar="P", type=float, help="0 = off")
-    parser.add_argument("--repetition-penalty", metavar="R", type=float, help="of what prompt or answer holds; 1 = off")
-    parser.add_argument("--presence-penalty", metavar="A", type=float, help="of what the answer holds; 0 = off")
-    parser.add_argument("--frequency-penalty", metavar="A", type=float, help="the same for each time; 0 = off")
-    parser.add_argument(
-        "--logit-bias", metavar="JSON", type=terminal.mapping, help='added to logits, {"token id": number}'
-    )
-    parser.add_argument("--seed", metavar="S", type=int, help="same seed, same text, with every decoder")
-    parser.add_argument("--draft-budget", metavar="N|auto", type=terminal.number_or_auto, help="drafted tokens a round")
+    for name, (word, about) in ANSWER.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=word, type=terminal.value, help=about)
     terminal.add_pair(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     parser.add_argument("--trace", metavar="FILE.jsonl", help="write each round as a JSON line")
@@ -100,7 +98,7 @@ def chat(args: argparse.Namespace) -> int:
     """Answer one prompt, streaming its text, or as one JSON object."""
     from duochat.chat import loading, worker  # the engine starts before the rest of the chat is imported
 
-    settings = _settings(args, *SAMPLING)
+    settings = _settings(args, "system", *ANSWER)
     with ExitStack() as stack:
         trace = stack.enter_context(_writable(args.trace)) if args.trace else None
         prepare = partial(loading.prepare, alone=settings.decoder == "autoregressive")

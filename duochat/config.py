@@ -132,7 +132,27 @@ def _addresses(value: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnswerSettings:
+    """What one answer is made with."""
+
+    decoder: str = _choice("duotree", *DECODERS)
+    temperature: float = _number(0.0, 0, 100, whole=False)
+    top_k: int = _number(0, 0, 2**31 - 1)
+    top_p: float = _number(1.0, 0, 1, whole=False, above=True)
+    min_p: float = _number(0.0, 0, 1, whole=False)
+    repetition_penalty: float = _number(1.0, 0, 10, whole=False, above=True)  # of what prompt or answer holds
+    presence_penalty: float = _number(0.0, -2, 2, whole=False)  # of what the answer holds
+    frequency_penalty: float = _number(0.0, -2, 2, whole=False)  # and once more each time it does
+    logit_bias: tuple[tuple[int, float], ...] = _setting((), _biases)  # token id: what is added to its logit
+    seed: int = _number(0, 0, 2**63 - 1)
+    max_tokens: int = _number(512, 1, 131_072)
+    stop: tuple[str, ...] = _setting((), _texts)
+    system: str = _setting("", _text)
+    draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AnswerSettings):
     """Everything that a run needs to know. Built by `load`; a value out of range raises DuoChatError."""
 
     # The pair
@@ -145,12 +165,10 @@ class Settings:
     chat_template: str = _setting("", _text)  # Jinja; "" = the target's own
 
     # The engine
-    decoder: str = _choice("duotree", *DECODERS)
     backend: str = _choice(
         AUTO, AUTO, "torch", "llama", "native"
     )  # what runs the target; auto: by its files and this machine
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
-    draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
     draft_threads: int | str = _number(AUTO, 1, 1024)
     target_threads: int | str = _number(AUTO, 1, 1024)
@@ -170,20 +188,6 @@ class Settings:
     flash_attention: bool | str = _choice(AUTO, AUTO, True, False)
     cache_type: str = _choice(AUTO, AUTO, "f16", "q8_0", "q4_0")  # of the KV cache; the narrow ones change the text
     rpc: tuple[str, ...] = _setting((), _addresses)  # host:port of llama.cpp's servers that lend their memory
-
-    # The answer
-    max_tokens: int = _number(512, 1, 131_072)
-    temperature: float = _number(0.0, 0, 100, whole=False)
-    top_k: int = _number(0, 0, 2**31 - 1)
-    top_p: float = _number(1.0, 0, 1, whole=False, above=True)
-    min_p: float = _number(0.0, 0, 1, whole=False)
-    repetition_penalty: float = _number(1.0, 0, 10, whole=False, above=True)  # of what prompt or answer holds
-    presence_penalty: float = _number(0.0, -2, 2, whole=False)  # of what the answer holds
-    frequency_penalty: float = _number(0.0, -2, 2, whole=False)  # and once more each time it does
-    logit_bias: tuple[tuple[int, float], ...] = _setting((), _biases)  # token id: what is added to its logit
-    seed: int = _number(0, 0, 2**63 - 1)
-    stop: tuple[str, ...] = _setting((), _texts)
-    system: str = _setting("", _text)
 
     # The page
     host: str = _setting("127.0.0.1", _text)

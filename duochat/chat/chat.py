@@ -14,7 +14,7 @@ from duochat import DuoChatError
 from duochat.chat.answer import Step
 from duochat.chat.grammar import Schemas
 from duochat.chat.text import THINK, AnswerText, Messages, Tokenizer
-from duochat.config import AUTO, FIELDS, Settings, check
+from duochat.config import AUTO, AnswerSettings, check
 from duochat.engine.decoding import Request
 from duochat.engine.lanes import never
 from duochat.engine.rounds import Round
@@ -26,24 +26,10 @@ if TYPE_CHECKING:
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is asked of one answer, see `config.Settings`. system: ignored when the messages have one."""
+@dataclass(frozen=True)
+class Options(AnswerSettings):
+    """What is asked of one answer. system: ignored when the messages have one."""
 
-    decoder: str = Settings.decoder
-    temperature: float = Settings.temperature
-    top_k: int = Settings.top_k
-    top_p: float = Settings.top_p
-    min_p: float = Settings.min_p
-    repetition_penalty: float = Settings.repetition_penalty
-    presence_penalty: float = Settings.presence_penalty
-    frequency_penalty: float = Settings.frequency_penalty
-    logit_bias: tuple[tuple[int, float], ...] = Settings.logit_bias
-    seed: int = Settings.seed
-    max_tokens: int = Settings.max_tokens
-    stop: tuple[str, ...] = Settings.stop
-    system: str = Settings.system
-    draft_budget: int | str = Settings.draft_budget
     schema: str = ""  # JSON schema that the answer follows; programs ask for it
 
     def __post_init__(self) -> None:
@@ -69,7 +55,7 @@ class Options:
         )
 
 
-SETTINGS = tuple(f.name for f in fields(Options) if f.name in FIELDS)  # what has a default of its own
+SETTINGS = tuple(f.name for f in fields(AnswerSettings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from fake_chat import prepare_echo
 
 pytest.importorskip("starlette")
 import httpx
+import psutil
 import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
@@ -738,21 +740,29 @@ def test_llm_comply_is_content(address):
 
 @pytest.mark.slow
 def test_two_hundred_requests_of_eight_clients(worker):
-    """A quarter of them go in the middle. None is lost or mixed, and what is kept of them does not grow."""
+    """A quarter of them go in the middle. None is lost or mixed, and neither what is kept of them nor memory grows."""
     bodies = [hello(f"Question {i}", seed=i, stream=i % 3 > 0, max_tokens=60) for i in range(200)]
     to = client(worker)
     alone = [text_of(chat(to, body)) for body in bodies]
     assert len(set(alone)) == 200
     del to
     with serving(make_app(worker, Access())) as address:
+        together(address, bodies)  # until then caches and pools of memory fill
+        before = resident(worker)
         found = together(address, bodies)
-        gc.collect()
+        assert resident(worker) - before < 4
         ours = [call for call in gc.get_objects() if isinstance(call, Call) and "Question" in str(call._jobs)]
         assert len(ours) <= KEPT
     assert [i for i in range(200) if found[i] is None] == list(range(0, 200, 4))
     assert all(text == alone[i] for i, text in found.items() if text is not None)
     assert idle(worker)
     assert len([t for t in threading.enumerate() if t.name.startswith("reply")]) <= 32
+
+
+def resident(worker):
+    """MiB of memory that the server and the engine's process hold."""
+    gc.collect()
+    return sum(psutil.Process(pid).memory_info().rss for pid in (os.getpid(), worker.status()["pid"])) / 2**20
 
 
 def text_of(answer):

@@ -211,7 +211,7 @@ class TestTemplate:
             ("tokenizer_config.json", b"[]", "holds no settings"),
             ("tokenizer_config.json", b'{"chat_template": 7}', "is no text but 7"),
             ("tokenizer_config.json", b'{"chat_template": [7]}', None),
-            ("tokenizer_config.json", b'{"chat_template": "\xff"}', "not UTF-8"),
+            ("tokenizer_config.json", b'{"chat_template": "\xff"}', "is not JSON"),
             ("chat_template.jinja", b"\xff", "not UTF-8"),
         ],
     )

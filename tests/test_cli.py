@@ -180,7 +180,7 @@ def test_words_that_are_no_utf8_are_replaced(engine, run):
         (["chat"], "required: PROMPT"),
         (["chat", ""], "message is empty"),
         (["chat", "x" * 5000], "context holds 4096"),
-        (["chat", "Hi", "--temperature", "-1"], "temperature is -1.0: give a number from 0"),
+        (["chat", "Hi", "--temperature", "-1"], "temperature is -1: give a number from 0"),
         (["chat", "Hi", "--temperature", "nan"], "temperature is 'nan'"),
         (["chat", "Hi", "--temperature", "warm"], "temperature is 'warm': give a number"),
         (["chat", "Hi", "--top-p", "1.5"], "top_p is 1.5"),

@@ -476,7 +476,7 @@ def test_fewer_tokens_than_candidates():
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(None, "No such file"), (b"", "not a GGUF"), (b"no model at all", "not a GGUF"), (b"GGUF\x03\x00", "not a model")],
+    [(None, "No such file"), (b"", "not a GGUF"), (b"no model at all", "not a GGUF"), (b"GGUF\x03\x00", "cut short")],
 )
 def test_a_file_that_is_no_model(tmp_path, content, fault):
     path = tmp_path / "model.gguf"

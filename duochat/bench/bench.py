@@ -23,7 +23,7 @@ from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
 from duochat.models import cache_dir, fetch
-from duochat.models.stand_in import stands_for
+from duochat.models.folder import stands_for
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds

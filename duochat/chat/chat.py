@@ -5,6 +5,7 @@ The engine below knows token ids only, the rooms above read Steps only. `worker.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -156,7 +157,7 @@ def fit(tokenizer: Tokenizer, messages: Messages, context_length: int, max_token
     if excess <= 0:
         return Prompt(ids)
     aim = len(ids) - -(-excess // block) * block
-    turn = _first_within(lambda t: len(prompts(t)) <= aim, len(starts) - 1)
+    turn = bisect_left(range(len(starts) - 1), True, key=lambda t: len(prompts(t)) <= aim)  # the last at the latest
     ids = _within(prompts(turn), context_length)
     return Prompt(ids, dropped=starts[turn] - len(head))
 
@@ -170,15 +171,6 @@ def _within(ids: list[int], context_length: int) -> list[int]:
             "shorten it or raise context_length."
         )
     return ids
-
-
-def _first_within(good: Callable[[int], bool], last: int) -> int:
-    """The smallest number from 0 to last for which good() holds, given that it holds from there on; else last."""
-    low, high = 0, last
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if good(middle) else (middle + 1, high)
-    return low
 
 
 def _dropped_notice(prompt: Prompt, context_length: int) -> str:

@@ -21,7 +21,7 @@ from duochat import DuoChatError, config, terminal
 if TYPE_CHECKING:
     from duochat.bench.forecast import Forecast
     from duochat.chat.answer import Answer, Step
-    from duochat.chat.chat import Chat, Options
+    from duochat.chat.chat import Options
     from duochat.config import Settings
 
 ANSWER = {  # arguments of `chat` by setting: a word for the value, and the help
@@ -169,16 +169,6 @@ def _status(answer: Answer) -> int:
     return terminal.INTERRUPTED if answer.finish == "cancelled" else 0
 
 
-def _load_chat(settings: Settings) -> Chat:
-    from duochat.chat.loading import load_chat
-
-    bar = terminal.Bar()
-    try:
-        return load_chat(settings, bar)
-    finally:
-        bar.close()
-
-
 @contextmanager
 def _writable(path: str) -> Iterator[IO[str]]:
     try:
@@ -200,17 +190,17 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def calibrate(args: argparse.Namespace) -> int:
     """Measure both devices, and print the draft budget that follows and the tokens per second to expect."""
     from duochat.bench import simulate, tasks
+    from duochat.chat.loading import load_chat
 
-    bar = terminal.Bar()
-    talk = _load_chat(_settings(args))
-    if talk.engine.fault:
-        raise DuoChatError(talk.engine.fault)
-    bar("Measuring both devices", 0, 0)
-    costs = talk.engine.calibrate()
-    questions = tasks.load(limit=1)
-    contexts = [talk.tokenizer.prompt([{"role": "user", "content": q.turns[0]}]) for q in questions]
-    expected = simulate.forecast(talk.engine, contexts, progress=partial(bar, "Trying a prompt of each task"))
-    bar.close()
+    with closing(terminal.Bar()) as bar:
+        talk = load_chat(_settings(args), bar)
+        if talk.engine.fault:
+            raise DuoChatError(talk.engine.fault)
+        bar("Measuring both devices", 0, 0)
+        costs = talk.engine.calibrate()
+        questions = tasks.load(limit=1)
+        contexts = [talk.tokenizer.prompt([{"role": "user", "content": q.turns[0]}]) for q in questions]
+        expected = simulate.forecast(talk.engine, contexts, progress=partial(bar, "Trying a prompt of each task"))
     budget = {"c": 1 / costs.budget, "draft_budget": costs.budget, "tokens_per_s": expected}
     _print({**budget, **costs.to_dict(), **talk.engine.describe()}, args.json)
     return 0
@@ -231,9 +221,9 @@ def check(args: argparse.Namespace) -> int:
     from duochat.chat.text import Tokenizer
     from duochat.models.files import backend_of
 
-    settings, bar = _settings(args), terminal.Bar()
-    target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
-    bar.close()
+    settings = _settings(args)
+    with closing(terminal.Bar()) as bar:
+        target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
     backend_of(target, settings.backend)
     Tokenizer.load(target, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
     pair = models.check_pair(target, draft)
@@ -286,13 +276,12 @@ def _forecasts(pairs: Sequence[Settings]) -> dict[str, Forecast]:
     """By target, of which enough is known."""
     from duochat.bench import forecast
 
-    bar = terminal.Bar()
     found = {}
-    for done, pair in enumerate(pairs):
-        bar("Measuring this machine", done, len(pairs))
-        if told := forecast.of_pair(pair):
-            found[pair.target] = told
-    bar.close()
+    with closing(terminal.Bar()) as bar:
+        for done, pair in enumerate(pairs):
+            bar("Measuring this machine", done, len(pairs))
+            if told := forecast.of_pair(pair):
+                found[pair.target] = told
     return found
 
 

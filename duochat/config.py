@@ -76,19 +76,10 @@ def _number(default: Any, low: float, high: float, **more: bool) -> Any:
     return _setting(default, Number(low, high, auto=default == AUTO, **more))
 
 
-def _choice(default: str, *names: str | bool) -> Any:
+def _choice(default: str | bool, *names: str | bool) -> Any:
     def check(value: Any) -> Any:
         if not any(value is name or (isinstance(value, str) and value == name) for name in names):
             raise ValueError(f"choose one of {', '.join(str(name).lower() for name in names)}")
-        return value
-
-    return _setting(default, check)
-
-
-def _switch(default: bool) -> Any:
-    def check(value: Any) -> Any:
-        if not isinstance(value, bool):
-            raise ValueError("give true or false")
         return value
 
     return _setting(default, check)
@@ -172,13 +163,13 @@ class Settings(AnswerSettings):
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
     draft_threads: int | str = _number(AUTO, 1, 1024)
     target_threads: int | str = _number(AUTO, 1, 1024)
-    reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
+    reproducible: bool = _choice(False, True, False)  # all decoders emit identical tokens in bf16 too, for some speed
     models_folder: str = _setting("~/models", _text)  # where models of one's own are looked for
 
     # The target on torch
     device: str = _choice(AUTO, AUTO, "cuda", "mps", "cpu")
     dtype: str = _choice(AUTO, AUTO, "fp32", "bf16", "fp16")  # auto: fp32 on the CPU, bf16 on a GPU
-    compile: bool = _switch(True)
+    compile: bool = _choice(True, True, False)
 
     # The target on llama.cpp
     gpu_layers: int | str = _number(AUTO, 0, 10_000)  # layers on the GPU; auto: as many as fit

@@ -10,7 +10,7 @@ import sys
 import threading
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO
 
@@ -111,15 +111,13 @@ def start(name: str, about: str, add_arguments: Callable, main: Callable[[argpar
 
 def show_loading(steps: Iterable[Any]) -> None:
     """The engine's progress, until it is ready or has failed. steps: of `Worker.loading`."""
-    bar = Bar()
-    try:
-        for step in steps:
-            if step.notice:
-                bar(step.notice, *step.progress)
-    except DuoChatError as fault:
-        report(str(fault))
-    finally:
-        bar.close()
+    with closing(Bar()) as bar:
+        try:
+            for step in steps:
+                if step.notice:
+                    bar(step.notice, *step.progress)
+        except DuoChatError as fault:
+            report(str(fault))
 
 
 def report(sentence: str) -> None:

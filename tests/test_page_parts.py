@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -337,19 +338,19 @@ def test_a_disk_that_fails_is_told_and_the_answer_shown(room: Room, monkeypatch:
 # ---- what a page sees
 
 
-async def values(room: Room, conversation: str, look: Look) -> list[dict[str, Any]]:
-    return [value async for value in room.view.watch(conversation, look)]
+async def values(room: Room, conversation: str) -> list[dict[str, Any]]:
+    return [value async for value in room.view.watch(Look(conversation))]
 
 
 def test_what_a_page_gets_joins_to_the_whole_answer(tmp_path: Path) -> None:
     """First the thread, then growing blocks, last the thread; the frames have no gap."""
     room = Room(FakeEngine(rate=2000), Store(tmp_path / "c.db"), Options())
     conversation = ask(room, "send", text="hello")
-    got = asyncio.run(values(room, conversation, Look()))
+    got = asyncio.run(values(room, conversation))
     assert "thread" in got[0]
     assert got[-1]["thread"]["messages"][-1]["blocks"] == render(ANSWER)
     seen = 0
-    for frame in (f for value in got for f in value.get("frames", ())):
+    for frame in (value["frame"] for value in got[1:]):
         assert frame["from"] in (0, seen)
         seen = frame["n"]
     shown: list[str] = []
@@ -363,20 +364,15 @@ def test_a_page_that_does_not_keep_up_is_not_overrun(room: Room, monkeypatch: py
     """Without a word from the page it gets AHEAD values and then one a second; nothing piles up."""
     conversation = ask(room, "send", text="hello")
     monkeypatch.setattr("duochat.app.view.IDLE", 0.0)
-    look, got = Look(), []
+    look, got = Look(conversation), []
 
     async def watch() -> None:
-        async for value in room.view.watch(conversation, look):
+        async for value in room.view.watch(look):
             got.append(value)
             look.number()
 
-    async def for_a_while() -> None:
-        watching = asyncio.create_task(watch())
-        await asyncio.sleep(0.9)
-        look.open = False
-        await watching
-
-    asyncio.run(for_a_while())
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(watch(), 0.9))
     assert len(got) == AHEAD
 
 

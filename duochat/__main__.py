@@ -217,16 +217,17 @@ def _print(values: dict[str, Any], as_json: bool) -> None:
 
 def check(args: argparse.Namespace) -> int:
     """Say whether a target can be one and a draft fits it; status 2 when not."""
-    from duochat import models
     from duochat.chat.text import Tokenizer
+    from duochat.models.fetch import fetch
     from duochat.models.files import backend_of
+    from duochat.models.pair import check_pair
 
     settings = _settings(args)
     with closing(terminal.Bar()) as bar:
-        target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
+        target, draft = fetch(settings.target, bar), fetch(settings.draft, bar)
     backend_of(target, settings.backend)
     Tokenizer.load(target, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
-    pair = models.check_pair(target, draft)
+    pair = check_pair(target, draft)
     if args.json:
         print(json.dumps({"target": settings.target, "draft": settings.draft} | pair.to_dict()))
     elif pair.fits:
@@ -244,7 +245,10 @@ def _models_arguments(parser: argparse.ArgumentParser) -> None:
 
 def models(args: argparse.Namespace) -> int:
     """List the presets, what each needs and has, and the models that lie on this disk with the drafts that fit."""
-    from duochat.models import cache_dir, cached, list_local, list_models, weight
+    from duochat.models.catalog import list_models
+    from duochat.models.fetch import cached
+    from duochat.models.local import list_local
+    from duochat.models.store import cache_dir, weight
 
     entries, cache, settings = list_models(), cache_dir(), config.load(args.config)
     drafts = [path for entry in entries if (path := cached(entry.settings.draft))]

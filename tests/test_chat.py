@@ -18,7 +18,8 @@ from duochat.chat.chat import Chat, Options, conversation, fit
 from duochat.chat.text import CHARACTER_PART, AnswerText, Tokenizer
 from duochat.config import load
 from duochat.engine.sampling import Sampling
-from duochat.models import fetch, target_folder
+from duochat.models.convert import target_folder
+from duochat.models.fetch import fetch
 
 BYTES = byte_tokenizer()
 SENTENCES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

@@ -18,9 +18,9 @@ from toy_models import byte_level_vocabulary, sentencepiece_vocabulary, write_gg
 
 from duochat import DuoChatError
 from duochat.chat.text import Tokenizer
-from duochat.models import gguf, require_target, target_folder, weights
+from duochat.models import gguf, weights
 from duochat.models import tokenizer as conversion
-from duochat.models.convert import converted
+from duochat.models.convert import converted, require_target, target_folder
 from duochat.models.sentencepiece import Pieces
 
 KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1]

@@ -10,8 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from toy_models import byte_level_vocabulary, write_gguf
 
-from duochat.models import check_pair, gguf, list_local, pair
+from duochat.models import gguf, pair
 from duochat.models.catalog import Memory
+from duochat.models.local import list_local
+from duochat.models.pair import check_pair
 
 TOKENS, MERGES = byte_level_vocabulary()
 ROOMY = Memory(ram=64, gpu=0)

@@ -117,7 +117,7 @@ def test_no_further_from_the_exact_model_than_llama_cpp(tmp_path):
     """Activations in 8 bits leave a noise that llama.cpp does not share with itself: fused attention changes one
     log-probability of a hundred by 0.18 and more. So both are held to the same weights in full precision."""
     from duochat.config import load
-    from duochat.models import fetch
+    from duochat.models.fetch import fetch
 
     path = fetch(load().draft)
     exact, llama, ours = Llama(in_full(path, tmp_path / "exact.gguf"), 600, 2), Llama(path, 600, 2), Native(path, 600)
@@ -161,7 +161,8 @@ def in_full(path, copy):
 def texts(length):
     """Token ids of our prompts, so many of each task."""
     from duochat.config import load
-    from duochat.models import fetch, target_folder
+    from duochat.models.convert import target_folder
+    from duochat.models.fetch import fetch
     from duochat.models.store import silent
 
     tokenizer = Tokenizer.from_file(str(target_folder(fetch(load().target), silent) / "tokenizer.json"))

@@ -16,7 +16,8 @@ from duochat.distill.widen import LIKE, Shape, write
 from duochat.distill.widened import widen
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
-from duochat.models import require_target, store, target_folder
+from duochat.models import store
+from duochat.models.convert import require_target, target_folder
 from duochat.models.folder import RECIPE, recipe, stands_for
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}

@@ -45,13 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return terminal.run(_dispatch, arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A line of the help text, and how to add the command's arguments and run it."""
-
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+# Of a command: its line of the help text, what adds its arguments, what runs it.
+Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
@@ -59,11 +54,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
         prog="python -m duochat", description="Chat that drafts on the CPU and verifies on the GPU."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.summary, description=command.summary)
+    for name, (summary, add_arguments, run) in COMMANDS.items():
+        one = commands.add_parser(name, help=summary, description=summary)
         if name in arguments[:1]:  # the others' arguments would cost imports
-            command.add_arguments(one)
-            one.set_defaults(run=command.run)
+            add_arguments(one)
+            one.set_defaults(run=run)
     args = parser.parse_args(arguments)
     return args.run(args)
 
@@ -74,7 +69,7 @@ def _elsewhere(module: str, summary: str) -> Command:
     def loaded() -> Any:
         return import_module(f"duochat.{module}")
 
-    return Command(summary, lambda parser: loaded().add_arguments(parser), lambda args: loaded().main(args))
+    return summary, lambda parser: loaded().add_arguments(parser), lambda args: loaded().main(args)
 
 
 def _settings(args: argparse.Namespace, *names: str) -> Settings:
@@ -293,13 +288,13 @@ def _fits(listed: Any) -> str:
     return f"no: {listed.unfit}" if listed.unfit else "yes"
 
 
-COMMANDS = {
-    "chat": Command("answer one prompt", _chat_arguments, chat),
+COMMANDS: dict[str, Command] = {
+    "chat": ("answer one prompt", _chat_arguments, chat),
     "bench": _elsewhere("bench.bench", "measure the decoders on the tasks"),
     "serve": _elsewhere("api.serve", "answer programs over HTTP, in OpenAI's form"),
-    "calibrate": Command("measure both devices", _calibrate_arguments, calibrate),
-    "check": Command("can a target be one, does a draft fit it?", _calibrate_arguments, check),
-    "models": Command("presets, and the models that lie on this disk", _models_arguments, models),
+    "calibrate": ("measure both devices", _calibrate_arguments, calibrate),
+    "check": ("can a target be one, does a draft fit it?", _calibrate_arguments, check),
+    "models": ("presets, and the models that lie on this disk", _models_arguments, models),
     "distill": _elsewhere("distill.distill", "make a draft for a target"),
     "widen": _elsewhere("distill.widen", "make a target of another size with the same function, for timing"),
 }

@@ -25,7 +25,7 @@ from duochat.engine.backends import load_drafter
 from duochat.engine.decoding import DECODERS
 from duochat.engine.engine import Engine
 from duochat.engine.sampling import Sampling
-from duochat.models import fetch
+from duochat.models.fetch import fetch
 from duochat.models.trim import named
 
 RANKS = (1, 4)

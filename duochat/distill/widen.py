@@ -14,8 +14,9 @@ from pathlib import Path
 
 from duochat import DuoChatError, terminal
 from duochat.config import load
-from duochat.models import fetch, target_folder
-from duochat.models.stand_in import RECIPE
+from duochat.models.convert import target_folder
+from duochat.models.fetch import fetch
+from duochat.models.folder import RECIPE
 
 KEPT = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 KINDS = ("q4_k_m", "q8_0", "bf16", "f16")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from duochat import DuoChatError
 from duochat.distill.widen import LIKE, Shape
-from duochat.models.stand_in import recipe
+from duochat.models.folder import recipe
 
 FAMILIES = ("llama", "qwen2")
 

@@ -44,7 +44,7 @@ def sharp_llama(shape: Shape = SHAPE, seed: int = 0) -> Llama:
     model.token_embd.weight.mul_(0.1)
     if model.output is not None:
         model.output.weight.copy_(model.token_embd.weight.flip(1))
-    model.output_norm.mul_(30)
+    model.output_norm.weight.mul_(30)
     for block in model.blk:
         block.ffn_down.weight.mul_(6)
         block.attn_output.weight.mul_(0.3)
@@ -101,7 +101,7 @@ def _add_model(writer, model):
     ):
         getattr(writer, f"add_{name}")(value)
     for name, value in model.state_dict().items():
-        writer.add_tensor(gguf_file._outer(name), value.numpy())
+        writer.add_tensor(name, value.numpy())
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()

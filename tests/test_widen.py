@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from duochat import DuoChatError
 from duochat.__main__ import main
 from duochat.distill import widen_gguf
-from duochat.distill.widen import LIKE, Shape, write
-from duochat.distill.widened import widen
+from duochat.distill.widen import write
+from duochat.distill.widened import LIKE, Shape, widen
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
 from duochat.models import store
@@ -42,13 +42,16 @@ def test_same_logits(shape, family, tied):
                 if part.bias is not None:
                     part.bias.normal_(0, 0.3)
     large = widen(model, shape, torch.device("cpu"), torch.float32)
-    assert large.config.hidden_size == shape.hidden
-    assert len(large.model.layers) == shape.layers
+    assert large.config.hidden_size == shape.hidden_size
+    assert len(large.model.layers) == shape.num_hidden_layers
     ids = torch.randint(0, 90, (2, 11))
     with torch.no_grad():
         expected, got = model(ids).logits, large(ids).logits
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
-    assert not torch.equal(large.model.layers[0].mlp.up_proj.weight[-1], torch.zeros(shape.hidden)) or shape.ffn == 40
+    assert (
+        not torch.equal(large.model.layers[0].mlp.up_proj.weight[-1], torch.zeros(shape.hidden_size))
+        or shape.intermediate_size == 40
+    )
 
 
 def test_a_target_that_is_too_large_is_refused():

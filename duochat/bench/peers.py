@@ -20,10 +20,10 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from duochat import DuoChatError
-from duochat.bench.contestants import Stopped, Timed
+from duochat.bench.metrics import Run
 from duochat.config import Settings
 from duochat.engine.costs import available_cores
-from duochat.engine.lanes import Cancelled, never
+from duochat.engine.lanes import Cancelled, Stopped, never
 from duochat.engine.sampling import Sampling
 from duochat.models.fetch import fetch
 from duochat.models.store import Progress
@@ -71,7 +71,7 @@ class Server:
         lines = self._told.read().decode("utf-8", "replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
 
-    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
+    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Run:
         """See `Contestant.answer`."""
         asked = {"prompt": list(context), "n_predict": max_tokens, "seed": sampling.seed & 0x7FFFFFFF}
         asked |= {"samplers": RULES, **{rule: getattr(sampling, rule) for rule in RULES}}
@@ -81,7 +81,7 @@ class Server:
         tokens, clock = told["tokens"], told["timings"]
         first = clock["prompt_ms"] / 1e3
         finish = "stop" if tokens and tokens[-1] in self.eos else "length"
-        return Timed(first, first + clock["predicted_ms"] / 1e3, {"tokens": tokens, "finish": finish})
+        return Run(tokens, finish, first, first + clock["predicted_ms"] / 1e3)
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         request = Request(f"{self.url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
@@ -162,5 +162,5 @@ class Peers:
 def tokens_per_s(server: Server, contexts: Sequence[Sequence[int]]) -> float:
     """Of greedy answers, after one to warm up."""
     server.answer(contexts[0], Sampling(), FEW, never)
-    timed = [server.answer(context, Sampling(), FEW, never) for context in contexts[:TRIED]]
-    return sum(len(one.figures["tokens"]) for one in timed) / sum(one.total_s for one in timed)
+    runs = [server.answer(context, Sampling(), FEW, never) for context in contexts[:TRIED]]
+    return sum(len(run.tokens) for run in runs) / sum(run.total_s for run in runs)

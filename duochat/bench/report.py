@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from duochat.bench import metrics
@@ -63,7 +64,7 @@ def build(runs: Sequence[Run], kinds: Mapping[str, str], about: Mapping[str, Any
         "complete": about.get("complete", True),
         "equal": not any(entry["differing"] for entry in decoders.values() if entry["kind"] == "decoder"),
         "decoders": decoders,
-        "runs": [run.to_dict() for run in runs],
+        "runs": [asdict(run) for run in runs],
     }
 
 
@@ -139,17 +140,14 @@ def head(results: Mapping[str, Any]) -> list[str]:
 def tables(results: Mapping[str, Any]) -> list[Table]:
     """All tables that have rows."""
     makers = (speedups, without_loops, over_peers, tried, figures, simulation)
-    found = [maker(results) for maker in makers]
-    return [table for table in found if table[2]]
+    return [table for maker in makers if (table := maker(results))[2]]
 
 
 def speedups(results: Mapping[str, Any]) -> Table:
-    rows = []
-    for name, entry in results["decoders"].items():
-        low, high = entry["all"]["speedup_interval"]
-        rows.append([name, *_by_task(results, entry, lambda f: f"{f['speedup']:.2f}"), f"{low:.2f}–{high:.2f}"])
-    title = f"Speedup over plain decoding, by task{faithful(results)}"
-    return title, ["decoder", *_tasks(results), "mean", "95 %"], rows
+    title, headers, rows = _by_task(results, "Speedup over plain decoding, by task", lambda f: f"{f['speedup']:.2f}")
+    for row, entry in zip(rows, results["decoders"].values(), strict=True):
+        row.append("{:.2f}–{:.2f}".format(*entry["all"]["speedup_interval"]))
+    return title, [*headers, "95 %"], rows
 
 
 def without_loops(results: Mapping[str, Any]) -> Table:
@@ -158,29 +156,27 @@ def without_loops(results: Mapping[str, Any]) -> Table:
     def cell(f: Mapping[str, Any]) -> str:
         return (f"{f['speedup_without_loops']:.2f}" if f["requests_without_loops"] else "–") + f" ({f['loops']})"
 
-    entries = results["decoders"].items()
-    rows = [[name, *_by_task(results, entry, cell)] for name, entry in entries]
-    title = f"The same without requests whose answer loops; in brackets how many do{faithful(results)}"
-    looping = any(entry["all"]["loops"] for _, entry in entries)
-    return title, ["decoder", *_tasks(results), "mean"], rows if looping else []
+    title = "The same without requests whose answer loops; in brackets how many do"
+    title, headers, rows = _by_task(results, title, cell)
+    return title, headers, rows if any(entry["all"]["loops"] for entry in results["decoders"].values()) else []
 
 
-def _tasks(results: Mapping[str, Any]) -> list[str]:
-    return list(results["decoders"][REFERENCE]["tasks"])
-
-
-def _by_task(
-    results: Mapping[str, Any], entry: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], str]
-) -> list[str]:
+def _by_task(results: Mapping[str, Any], title: str, cell: Callable[[Mapping[str, Any]], str]) -> Table:
     """A cell for each task and one for all; a dash where nothing was measured."""
-    by_task = [cell(entry["tasks"][task]) if task in entry["tasks"] else "–" for task in _tasks(results)]
-    return [*by_task, cell(entry["all"])]
+    tasks, rows = list(results["decoders"][REFERENCE]["tasks"]), []
+    for name, entry in results["decoders"].items():
+        cells = [cell(entry["tasks"][task]) if task in entry["tasks"] else "–" for task in tasks]
+        rows.append([name, *cells, cell(entry["all"])])
+    return title + faithful(results), ["decoder", *tasks, "mean"], rows
 
 
 def over_peers(results: Mapping[str, Any]) -> Table:
-    ours = of_kind(results, "decoder")
-    peers = list(of_kind(results, "peer"))
-    rows = [[name, *(f"{entry['over_peers'][peer]:.2f}" for peer in peers)] for name, entry in ours.items() if peers]
+    kinds = {name: entry["kind"] for name, entry in results["decoders"].items()}
+    peers = [name for name, kind in kinds.items() if kind == "peer"]
+    ours = {
+        name: results["decoders"][name]["over_peers"] for name, kind in kinds.items() if kind == "decoder" and peers
+    }
+    rows = [[name, *(f"{over[peer]:.2f}" for peer in peers)] for name, over in ours.items()]
     return f"Speedup over other ways to decode, mean of the tasks{faithful(results)}", ["decoder", *peers], rows
 
 
@@ -194,18 +190,18 @@ def tried(results: Mapping[str, Any]) -> Table:
 def figures(results: Mapping[str, Any]) -> Table:
     headers = ["decoder", "tok/s", "TTFT ms", "p95", "TPOT ms", "p95", "τ", "α", "hits", "γ*", "drafted/rd"]
     headers += ["verified/rd", "CPU idle", "GPU idle", "host gap ms"]
-    rows = [[name, *_figure_row(entry["all"], entry["kind"])] for name, entry in results["decoders"].items()]
+    rows = []
+    for name, entry in results["decoders"].items():
+        f = entry["all"]
+        latency = [
+            f"{1e3 * f[figure]:.1f}" for figure in ("ttft_median_s", "ttft_p95_s", "tpot_median_s", "tpot_p95_s")
+        ]
+        drafting = [f"{f['mean_accepted_length']:.2f}", f"{f['acceptance_rate']:.2f}", _percent(f["hit_rate"])]
+        drafting += [f"{f[figure]:.1f}" for figure in ("budget", "drafted_per_round", "verified_per_round")]
+        drafting += [_percent(f["cpu_idle"]), _percent(f["gpu_idle"]), f"{1e3 * f['gap_median_s']:.2f}"]
+        known = drafting if entry["kind"] == "decoder" else ["–"] * len(drafting)
+        rows.append([name, f"{f['tokens_per_s']:.1f}", *latency, *known])
     return "Figures over all requests", headers, rows
-
-
-def _figure_row(f: Mapping[str, Any], kind: str) -> list[str]:
-    latency = [f"{1e3 * f[name]:.1f}" for name in ("ttft_median_s", "ttft_p95_s", "tpot_median_s", "tpot_p95_s")]
-    row = [f"{f['tokens_per_s']:.1f}", *latency]
-    if kind == "peer":
-        return [*row, *(["–"] * 9)]
-    row += [f"{f['mean_accepted_length']:.2f}", f"{f['acceptance_rate']:.2f}", _percent(f["hit_rate"])]
-    row += [f"{f[name]:.1f}" for name in ("budget", "drafted_per_round", "verified_per_round")]
-    return [*row, _percent(f["cpu_idle"]), _percent(f["gpu_idle"]), f"{1e3 * f['gap_median_s']:.2f}"]
 
 
 def simulation(results: Mapping[str, Any]) -> Table:
@@ -218,23 +214,19 @@ def simulation(results: Mapping[str, Any]) -> Table:
     return "Simulation of this machine, tokens/s", ["decoder", "measured", "predicted", "error"], rows
 
 
-def of_kind(results: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The contestants of this kind, in the order of the report."""
-    return {name: entry for name, entry in results["decoders"].items() if entry["kind"] == kind}
-
-
 def remarks(results: Mapping[str, Any]) -> list[str]:
     """A line for each contestant whose tokens differ somewhere, that loops, or whose drafting was paused."""
-    entries = results["decoders"].items()
-    differing = [_difference(name, entry, results["strict"]) for name, entry in entries if entry["differing"]]
-    counted = [(name, entry["all"]) for name, entry in entries]
-    loops = [f"{name}: {f['loops']} of {f['requests']} answers loop" for name, f in counted if f["loops"]]
-    paused = [
-        f"{name}: drafting was paused at the end of {f['paused']} answers, because it did not pay"
-        for name, f in counted
-        if f["paused"]
-    ]
-    return [*(differing or ["Every decoder gave the tokens of plain decoding."]), *loops, *paused]
+    differing, others = [], []
+    for name, entry in results["decoders"].items():
+        f = entry["all"]
+        if entry["differing"]:
+            differing.append(_difference(name, entry, results["strict"]))
+        if f["loops"]:
+            others.append(f"{name}: {f['loops']} of {f['requests']} answers loop")
+        if f["paused"]:
+            why = "because it did not pay"
+            others.append(f"{name}: drafting was paused at the end of {f['paused']} answers, {why}")
+    return [*(differing or ["Every decoder gave the tokens of plain decoding."]), *others]
 
 
 def _difference(name: str, entry: Mapping[str, Any], strict: bool) -> str:

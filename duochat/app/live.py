@@ -52,8 +52,9 @@ class Live:
 
     async def heard(self, request: Request) -> Response:
         """The page has drawn the value of the number in the body."""
-        if look := self._looks.get(request.path_params["key"]):
-            look.heard = max(look.heard, int((await request.body())[:20] or 0))
+        look, number = self._looks.get(request.path_params["key"]), await request.body()
+        if look and number.isdigit():
+            look.heard = max(look.heard, int(number[:9]))
         return Response(status_code=204)
 
     async def _events(self, look: Look) -> AsyncIterator[str]:

@@ -6,15 +6,13 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
 from duochat.bench import contest, machine, report, simulate
-from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, forget, positive
+from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, positive
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.bench.peers import PEERS, Peers
 from duochat.engine.costs import GPU_WIDTHS
@@ -131,25 +129,17 @@ def capture(target: Target, longest: int) -> None:
 
 
 def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
-    """Tokens/s measured and simulated with what was measured, over one request of each task: its first turn's."""
+    """Tokens/s measured, and simulated now, over one request of each task: its first turn's."""
     plan = bench.plan
     first = {question.task: question for question in reversed(plan.questions)}.values()
-    contexts = {(question.task, question.id, 0, 0): plan.context(question.turns[:1]) for question in first}
-    ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
-    runs = {name: [run for run in bench.runs if run.decoder == name and run.request in contexts] for name in ours}
-    recordings = []
-    for run in runs[REFERENCE]:
-        context = contexts[run.request]
-        forget(engine.target, engine.drafter, context)
-        recordings.append(simulate.record(engine.drafter, context, run, plan.sampling, plan.max_tokens))
-    gap = median(run.gap_s for run in runs[REFERENCE])
-    friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
-    return {
-        "requests": len(recordings),
-        "friction": asdict(friction),
-        "measured": {n: sum(len(r.tokens) for r in own) / sum(r.total_s for r in own) for n, own in runs.items()},
-        "predicted": simulate.predict(engine.costs, recordings, ours, friction),
-    }
+    asked = {(question.task, question.id, 0, 0): plan.context(question.turns[:1]) for question in first}
+    measured = {}
+    for contestant in bench.contestants:
+        if contestant.kind == "decoder":
+            runs = [run for run in bench.runs if run.decoder == contestant.name and run.request in asked]
+            measured[contestant.name] = sum(len(r.tokens) for r in runs) / sum(r.total_s for r in runs)
+    predicted = simulate.forecast(engine, list(asked.values()), plan.sampling, plan.max_tokens)
+    return {"requests": len(asked), "measured": measured, "predicted": predicted}
 
 
 def kinds(bench: Bench) -> dict[str, str]:

@@ -35,8 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", metavar="A,B", default="", help=f"llama.cpp's own server: {', '.join(PEERS)}")
     parser.add_argument("--llama-server", metavar="PATH", default="llama-server", help="the server of --peers")
     lengths, least = "tokens that its draft may write, the best is taken", "probabilities that end its draft, likewise"
-    parser.add_argument("--draft-max", metavar="N,…", type=_list(int), default=[2, 4, 8, 16], help=lengths)
-    parser.add_argument("--draft-p-min", metavar="P,…", type=_list(float), default=[0.0, 0.75], help=least)
+    numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--draft-max", metavar="N,…", type=numbers(int), default=[2, 4, 8, 16], help=lengths)
+    parser.add_argument("--draft-p-min", metavar="P,…", type=numbers(float), default=[0.0, 0.75], help=least)
     parser.add_argument("--simulate", action="store_true", help="also predict the same on a virtual clock")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
     parser.add_argument("--top-k", metavar="K", type=int, default=0, help="0 = off")
@@ -46,15 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="where the results go (default: the cache folder)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="where the report goes (default: beside the JSON)")
     parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
-
-
-def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """The type of an argument with commas."""
-
-    def values(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    return values
 
 
 def main(args: argparse.Namespace) -> int:

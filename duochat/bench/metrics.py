@@ -202,7 +202,7 @@ def interval(runs: Iterable[Run], reference: Iterable[Run], draws: int = 400, se
 
 
 def _paired(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[list[np.ndarray]]]:
-    """Task by task, question by question, repeat by repeat what both have measured: our timing, then the reference's."""
+    """Task by task, question by question, repeat by repeat what both have measured: ours, then the reference's."""
     own, other = _timings(runs), _timings(reference)
     tasks: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     for key in sorted(own.keys() & other.keys()):

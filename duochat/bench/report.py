@@ -92,8 +92,6 @@ def _contestant(name: str, kinds: Mapping[str, str], by_name: Mapping[str, Seque
 
 # ---------------------------------------------------------------- tables
 
-Table = dict[str, dict[str, str]]  # contestant -> column -> cell
-
 
 def text(results: Mapping[str, Any]) -> str:
     """For the terminal: all tables, and one JSON line with the main figures at the end."""
@@ -131,54 +129,36 @@ def head(results: Mapping[str, Any]) -> list[str]:
 def tables(results: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """By title all tables that have rows, a contestant each; a dash where nothing was measured."""
     faith, entries = faithful(results), results["decoders"]
+    speedups = by_task(results, lambda f: f"{f['speedup']:.2f}")
+    speedups["95 %"] = ["{:.2f}–{:.2f}".format(*entry["all"]["speedup_interval"]) for entry in entries.values()]
+    over = {name: entry["over_peers"] for name, entry in entries.items() if entry["kind"] == "decoder"}
     found = {
-        f"Speedup over plain decoding, by task{faith}": by_task(results, _speedup),
+        f"Speedup over plain decoding, by task{faith}": speedups,
         f"The same without requests whose answer loops; in brackets how many do{faith}": without_loops(results),
-        f"Speedup over other ways to decode, mean of the tasks{faith}": over_peers(results),
-        "Settings tried, tokens/s on a few prompts": tried(results),
-        "Figures over all requests": {name: figures(entry) for name, entry in entries.items()},
+        f"Speedup over other ways to decode, mean of the tasks{faith}": pd.DataFrame(over).T.map("{:.2f}".format),
+        "Settings tried, tokens/s on a few prompts": pd.DataFrame(results.get("tried", {})).T.map("{:.1f}".format),
+        "Figures over all requests": pd.DataFrame({name: figures(entry) for name, entry in entries.items()}).T,
         "Simulation of this machine, tokens/s": simulation(results),
     }
-    frames = {title: pd.DataFrame.from_dict(table, orient="index").fillna("–") for title, table in found.items()}
-    return {title: frame for title, frame in frames.items() if not frame.empty}
+    return {title: frame.fillna("–") for title, frame in found.items() if not frame.empty}
 
 
-def by_task(results: Mapping[str, Any], cells: Callable[[str, Mapping[str, Any]], dict[str, str]]) -> Table:
-    """What `cells` says of each task that plain decoding has, and of all."""
-    tasks = results["decoders"][REFERENCE]["tasks"]
-    table: Table = {}
-    for name, entry in results["decoders"].items():
-        row = table[name] = dict.fromkeys(tasks, "–")
-        for task, f in {**entry["tasks"], "mean": entry["all"]}.items():
-            row |= cells(task, f)
-    return table
+def by_task(results: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], str]) -> pd.DataFrame:
+    """A cell for each task that plain decoding has, and one for all."""
+    entries = results["decoders"]
+    cells = {name: {task: cell(f) for task, f in entry["tasks"].items()} for name, entry in entries.items()}
+    frame = pd.DataFrame(cells).T.reindex(index=entries, columns=entries[REFERENCE]["tasks"])
+    return frame.assign(mean=[cell(entry["all"]) for entry in entries.values()])
 
 
-def _speedup(task: str, f: Mapping[str, Any]) -> dict[str, str]:
-    sure = {"95 %": "{:.2f}–{:.2f}".format(*f["speedup_interval"])} if task == "mean" else {}
-    return {task: f"{f['speedup']:.2f}", **sure}
-
-
-def without_loops(results: Mapping[str, Any]) -> Table:
+def without_loops(results: Mapping[str, Any]) -> pd.DataFrame:
     """The same without the answers that loop, and how many those are; no rows when there are none."""
 
-    def cells(task: str, f: Mapping[str, Any]) -> dict[str, str]:
-        return {
-            task: (f"{f['speedup_without_loops']:.2f}" if f["requests_without_loops"] else "–") + f" ({f['loops']})"
-        }
+    def cell(f: Mapping[str, Any]) -> str:
+        return (f"{f['speedup_without_loops']:.2f}" if f["requests_without_loops"] else "–") + f" ({f['loops']})"
 
-    return by_task(results, cells) if any(entry["all"]["loops"] for entry in results["decoders"].values()) else {}
-
-
-def over_peers(results: Mapping[str, Any]) -> Table:
-    ours = {name: entry["over_peers"] for name, entry in results["decoders"].items() if entry["kind"] == "decoder"}
-    return {name: {peer: f"{speedup:.2f}" for peer, speedup in peers.items()} for name, peers in ours.items() if peers}
-
-
-def tried(results: Mapping[str, Any]) -> Table:
-    """What a peer's settings were chosen by."""
-    found = results.get("tried", {})
-    return {name: {asked: f"{speed:.1f}" for asked, speed in settings.items()} for name, settings in found.items()}
+    looping = any(entry["all"]["loops"] for entry in results["decoders"].values())
+    return by_task(results, cell) if looping else pd.DataFrame()
 
 
 def figures(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -195,14 +175,12 @@ def figures(entry: Mapping[str, Any]) -> dict[str, str]:
     return row | {"GPU idle": share("gpu_idle"), "host gap ms": f"{1e3 * f['gap_median_s']:.2f}"}
 
 
-def simulation(results: Mapping[str, Any]) -> Table:
+def simulation(results: Mapping[str, Any]) -> pd.DataFrame:
     """What the schedules give on a virtual clock with this machine's costs, against what was measured."""
-    found, table = results.get("simulation", {"measured": {}}), {}
-    for name, measured in found["measured"].items():
-        told = found["predicted"][name]
-        table[name] = {"measured": f"{measured:.1f}", "predicted": f"{told:.1f}"}
-        table[name]["error"] = f"{100 * (told / measured - 1):+.1f} %"
-    return table
+    found = results.get("simulation", {"measured": {}, "predicted": {}})
+    frame = pd.DataFrame({name: found[name] for name in ("measured", "predicted")}).dropna()
+    error = (100 * (frame["predicted"] / frame["measured"] - 1)).map("{:+.1f} %".format)
+    return frame.map("{:.1f}".format).assign(error=error)
 
 
 def remarks(results: Mapping[str, Any]) -> list[str]:
@@ -211,22 +189,17 @@ def remarks(results: Mapping[str, Any]) -> list[str]:
     for name, entry in results["decoders"].items():
         f = entry["all"]
         if entry["differing"]:
-            differing.append(_difference(name, entry, results["strict"]))
+            first = min(entry["differing"], key=lambda d: d["position"])
+            word = "unequal" if results["strict"] and entry["kind"] != "peer" else "differs"
+            where = f"token {first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
+            many = f"{len(entry['differing'])} of {f['requests']} answers"
+            differing.append(f"{name}: {word} in {many}, the earliest at {where}")
         if f["loops"]:
             others.append(f"{name}: {f['loops']} of {f['requests']} answers loop")
         if f["paused"]:
             why = "because it did not pay"
             others.append(f"{name}: drafting was paused at the end of {f['paused']} answers, {why}")
     return [*(differing or ["Every decoder gave the tokens of plain decoding."]), *others]
-
-
-def _difference(name: str, entry: Mapping[str, Any], strict: bool) -> str:
-    first = min(entry["differing"], key=lambda d: d["position"])
-    word = "unequal" if strict and entry["kind"] != "peer" else "differs"
-    return (
-        f"{name}: {word} in {len(entry['differing'])} of {entry['all']['requests']} answers, the earliest at token "
-        f"{first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
-    )
 
 
 def faithful(results: Mapping[str, Any]) -> str:

@@ -296,7 +296,7 @@ COMMANDS: dict[str, Command] = {
     "check": ("can a target be one, does a draft fit it?", _calibrate_arguments, check),
     "models": ("presets, and the models that lie on this disk", _models_arguments, models),
     "distill": _elsewhere("distill.distill", "make a draft for a target"),
-    "widen": _elsewhere("distill.widen", "make a target of another size with the same function, for timing"),
+    "widen": _elsewhere("distill.widened", "make a target of another size with the same function, for timing"),
 }
 
 if __name__ == "__main__":

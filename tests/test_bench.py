@@ -204,13 +204,14 @@ def test_loops_are_told_by_task_and_over_all():
     runs = [looping("autoregressive", "1", 8.5), looping("autoregressive", "1", 8.5, STRAIGHT, "code")]
     runs += [looping("duotree", "1", 0.85), looping("duotree", "1", 4.25, STRAIGHT, "code")]
     results = report.build(runs, {"autoregressive": "decoder", "duotree": "decoder"}, ABOUT | {"strict": True})
-    _, headers, rows = report.without_loops(results)
-    assert headers == ["decoder", "qa", "code", "mean"]
-    assert rows == [["autoregressive", "– (1)", "1.00 (0)", "1.00 (1)"], ["duotree", "– (1)", "2.00 (0)", "2.00 (1)"]]
+    assert report.without_loops(results).to_dict("index") == {
+        "autoregressive": {"qa": "– (1)", "code": "1.00 (0)", "mean": "1.00 (1)"},
+        "duotree": {"qa": "– (1)", "code": "2.00 (0)", "mean": "2.00 (1)"},
+    }
     assert "duotree: 1 of 2 answers loop" in report.remarks(results)
     assert report.brief(results | {"strict": True})["decoders"]["duotree"]["speedup_without_loops"] == 2
     straight = [r for r in runs if r.task == "code"]
-    assert report.without_loops(report.build(straight, {"autoregressive": "decoder"}, ABOUT))[2] == []
+    assert report.without_loops(report.build(straight, {"autoregressive": "decoder"}, ABOUT)).empty
 
 
 RESULTS = sorted((Path(__file__).parent.parent / "assets" / "results").glob("*.json"))
@@ -346,8 +347,8 @@ def test_the_page_needs_nothing_else_and_says_all_the_tables_say(tmp_path):
     _, results = measure(tmp_path, names=bench.DECODERS)
     written = (tmp_path / "out.html").read_text()
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", written)
-    for _, headers, rows in report.tables(results):
-        for cell in (*headers, *(cell for row in rows for cell in row)):
+    for title, table in report.tables(results).items():
+        for cell in (title, *table.columns, *table.index, *table.to_numpy().flat):
             assert html.escape(cell) in written
     for plot in (report_page.speedup_by_task(results), report_page.acceptance_by_position(results)):
         assert json.dumps(plot.layout.title.text)[1:-1] in written
@@ -558,14 +559,14 @@ def test_drafts_are_compared_by_agreement_and_speed():
     for pair in pairs.values():
         pair.drafter.describe = lambda: {"draft_backend": "paper"}
     plan = plan_of(Sampling(0.7, seed=2), max_tokens=24)
-    headers, rows = drafts.compare(engine, pairs, ["duotree"], plan, lambda *_: None)
-    table = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
-    assert [table["perfect"][name] for name in ("rank-1", "top-4", "lane")] == ["1.000", "1.000", "paper"]
-    assert table["wrong"]["rank-1"] == "0.000"
-    assert float(table["perfect"]["τ"]) > 1.5 > float(table["wrong"]["τ"])
-    assert float(table["plain decoding"]["τ"]) == 1
-    _, alone = drafts.compare(engine, pairs, [], plan, lambda *_: None)
-    assert [row[7:9] for row in alone[1:]] == [row[7:9] for row in rows[1:]]
+    found = drafts.compare(engine, pairs, ["duotree"], plan, lambda *_: None).set_index("draft")
+    assert found.loc["perfect", ["rank-1", "top-4", "lane"]].tolist() == ["1.000", "1.000", "paper"]
+    assert found.loc["wrong", "rank-1"] == "0.000"
+    assert float(found.loc["perfect", "τ"]) > 1.5 > float(found.loc["wrong", "τ"])
+    assert float(found.loc["", "τ"]) == 1
+    alone = drafts.compare(engine, pairs, [], plan, lambda *_: None).set_index("draft")
+    assert alone[["rank-1", "top-4"]].equals(found[["rank-1", "top-4"]])
+    assert set(alone["τ"][1:]) == {""}
 
 
 # ---------------------------------------------------------------- peers
@@ -617,8 +618,6 @@ def test_the_best_settings_of_a_peers_draft_take_part(started):
     assert max(tried, key=tried.get) == "4 tokens, p 0.5"
     assert len(tried) == 4
     assert started()("llama-server-gpu-draft").name == "llama-server-gpu-draft"
-    results = {"tried": load.tried}
-    assert report.tried(results)[1] == ["peer", *tried]
 
 
 def test_servers_end_with_their_contestants(started):

@@ -248,7 +248,7 @@ def test_forecast_of_an_engine():
     Lanes.target.measure = lambda widths, context: {1: T}
     Lanes.drafter.measure = lambda sizes, threads: {1: D}
     steps = []
-    found = simulate.forecast(Lanes, [[5, 9, 12, 3], [8, 8, 2]], 20, lambda *step: steps.append(step))
+    found = simulate.forecast(Lanes, [[5, 9, 12, 3], [8, 8, 2]], None, 20, lambda *step: steps.append(step))
     assert steps == [(1, 2), (2, 2)]
     assert found.keys() == DECODERS.keys()
     assert all(speed > 0 for speed in found.values())

@@ -12,8 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from duochat import DuoChatError
 from duochat.__main__ import main
 from duochat.distill import widen_gguf
-from duochat.distill.widen import write
-from duochat.distill.widened import LIKE, Shape, widen
+from duochat.distill.widened import LIKE, Shape, widen, write
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
 from duochat.models import store

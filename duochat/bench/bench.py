@@ -6,15 +6,13 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
 from duochat.bench import contest, machine, report, simulate
-from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, forget, positive
+from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, positive
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.bench.peers import PEERS, Peers
 from duochat.engine.costs import GPU_WIDTHS
@@ -38,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", metavar="A,B", default="", help=f"llama.cpp's own server: {', '.join(PEERS)}")
     parser.add_argument("--llama-server", metavar="PATH", default="llama-server", help="the server of --peers")
     lengths, least = "tokens that its draft may write, the best is taken", "probabilities that end its draft, likewise"
-    parser.add_argument("--draft-max", metavar="N,…", type=_list(int), default=[2, 4, 8, 16], help=lengths)
-    parser.add_argument("--draft-p-min", metavar="P,…", type=_list(float), default=[0.0, 0.75], help=least)
+    numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--draft-max", metavar="N,…", type=numbers(int), default=[2, 4, 8, 16], help=lengths)
+    parser.add_argument("--draft-p-min", metavar="P,…", type=numbers(float), default=[0.0, 0.75], help=least)
     parser.add_argument("--simulate", action="store_true", help="also predict the same on a virtual clock")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
     parser.add_argument("--top-k", metavar="K", type=int, default=0, help="0 = off")
@@ -49,15 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="where the results go (default: the cache folder)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="where the report goes (default: beside the JSON)")
     parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
-
-
-def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """The type of an argument with commas."""
-
-    def values(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    return values
 
 
 def main(args: argparse.Namespace) -> int:
@@ -132,25 +122,17 @@ def capture(target: Target, longest: int) -> None:
 
 
 def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
-    """Tokens/s measured and simulated with what was measured, over one request of each task: its first turn's."""
+    """Tokens/s measured, and simulated now, over one request of each task: its first turn's."""
     plan = bench.plan
     first = {question.task: question for question in reversed(plan.questions)}.values()
-    contexts = {(question.task, question.id, 0, 0): plan.context(question.turns[:1]) for question in first}
-    ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
-    runs = {name: [run for run in bench.runs if run.decoder == name and run.request in contexts] for name in ours}
-    recordings = []
-    for run in runs[REFERENCE]:
-        context = contexts[run.request]
-        forget(engine.target, engine.drafter, context)
-        recordings.append(simulate.record(engine.drafter, context, run, plan.sampling, plan.max_tokens))
-    gap = median(run.gap_s for run in runs[REFERENCE])
-    friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
-    return {
-        "requests": len(recordings),
-        "friction": asdict(friction),
-        "measured": {n: sum(len(r.tokens) for r in own) / sum(r.total_s for r in own) for n, own in runs.items()},
-        "predicted": simulate.predict(engine.costs, recordings, ours, friction),
-    }
+    asked = {(question.task, question.id, 0, 0): plan.context(question.turns[:1]) for question in first}
+    measured = {}
+    for contestant in bench.contestants:
+        if contestant.kind == "decoder":
+            runs = [run for run in bench.runs if run.decoder == contestant.name and run.request in asked]
+            measured[contestant.name] = sum(len(r.tokens) for r in runs) / sum(r.total_s for r in runs)
+    predicted = simulate.forecast(engine, list(asked.values()), plan.sampling, plan.max_tokens)
+    return {"requests": len(asked), "measured": measured, "predicted": predicted}
 
 
 def kinds(bench: Bench) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -73,12 +74,6 @@ class Plan:
     def on(self, chat: Any) -> Plan:
         """For a chat's models."""
         return replace(self, tokenizer=chat.tokenizer, context_length=chat.engine.context_length)
-
-    def requests(self) -> Iterator[tuple[int, int, tasks.Question]]:
-        """(place in the order, repeat, question); a whole set before it is repeated."""
-        for repeat in range(self.repeat):
-            for place, question in enumerate(self.questions):
-                yield repeat * len(self.questions) + place, repeat, question
 
     def context(self, said: Sequence[str]) -> list[int]:
         """Token ids of a conversation in which user and assistant have said this in turn."""
@@ -170,7 +165,8 @@ class Bench:
         try:
             if len(done) < size:
                 self.warm_up(stopped)
-            for place, repeat, question in self.plan.requests():
+            asked = product(range(self.plan.repeat), self.plan.questions)  # a whole set before it is repeated
+            for place, (repeat, question) in enumerate(asked):
                 self._ask(place, repeat, question, done, stopped)
                 if progress:
                     progress(len(done), size)
@@ -197,16 +193,11 @@ class Bench:
         for turn, text in enumerate(question.turns):
             said.append(text)
             context, asked = plan.context(said), (question.task, question.id, turn, repeat)
-            for contestant in rotated(self.contestants, place + turn):
+            start = (place + turn) % len(self.contestants)
+            for contestant in [*self.contestants[start:], *self.contestants[:start]]:
                 if (key := (*asked, contestant.name)) not in done:
                     done[key] = run = contestant.answer(context, sampling, plan.max_tokens, stopped)
                     run.task, run.question, run.turn, run.repeat, run.decoder = key
                     run.prompt_tokens = len(context)
                     self.runs.append(run)
             said.append(plan.tokenizer.decode(done[(*asked, REFERENCE)].tokens).strip() or "…")
-
-
-def rotated(contestants: Sequence[Contestant], by: int) -> list[Contestant]:
-    """The same order, begun elsewhere."""
-    start = by % len(contestants)
-    return [*contestants[start:], *contestants[:start]]

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from duochat import config, terminal
-from duochat.bench import contest, metrics, report, simulate
+from duochat.bench import contest, metrics, simulate
 from duochat.bench.contest import Bench, Decoder, Plan, forget
 from duochat.bench.metrics import REFERENCE
 from duochat.engine.backends import load_drafter
@@ -47,9 +48,9 @@ def main(args: argparse.Namespace) -> int:
     for reference in args.drafts.split(","):
         bar(f"Measuring {reference}", 0, 0)
         pairs[reference] = with_draft(chat.engine, reference, settings)
-    headers, rows = compare(chat.engine, pairs, names, plan.on(chat), bar)
+    found = compare(chat.engine, pairs, names, plan.on(chat), bar)
     bar.close()
-    print(report.grid(headers, rows))
+    print(found.to_string(index=False))
     return 0
 
 
@@ -67,34 +68,34 @@ def with_draft(engine: Engine, reference: str, settings: config.Settings) -> Eng
 
 def compare(
     engine: Engine, pairs: dict[str, Engine], decoders: Sequence[str], plan: Plan, progress: Progress
-) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of the table: plain decoding, then each draft with each decoder."""
+) -> pd.DataFrame:
+    """The table: plain decoding, then each draft with each decoder."""
     ours = [Decoder(name, pair, f"{ref} {name}") for ref, pair in pairs.items() for name in decoders]
     bench = Bench([Decoder(REFERENCE, engine), *ours], plan, compiles=not engine.target.shares_cores)
     for _ in bench.run(progress=partial(progress, "Answers")):
         pass
     of = lambda name: [run for run in bench.runs if run.decoder == name]  # noqa: E731
     plain = of(REFERENCE)
-    rows = [["plain decoding", "", *_speed(plain, plain)]]
+    rows = [{"draft": "", "decoder": "plain decoding", **_speed(plain, plain)}]
     for reference, pair in pairs.items():
         progress(f"Agreement of {reference}", 0, 0)
-        draft = [*_agreement(plan, pair, plain), *(f"{1e3 * pair.costs.draft(n):.2f}" for n in (1, 8))]
-        draft += [f"{pair.costs.threads}", pair.drafter.describe()["draft_backend"]]
+        costs, lane = pair.costs, pair.drafter.describe()["draft_backend"]
+        draft = _agreement(plan, pair, plain) | {"ms/token": f"{1e3 * costs.draft(1):.2f}"}
+        draft |= {"ms/8": f"{1e3 * costs.draft(8):.2f}", "threads": f"{costs.threads}", "lane": lane}
         for name in decoders or [""]:
-            speed = _speed(of(f"{reference} {name}"), plain) if name else [""] * 5
-            rows.append([Path(reference).name, name, *speed, *draft])
-    headers = ["draft", "decoder", "tokens/s", "speedup", "without loops", "τ", "α", "rank-1", "top-4", "ms/token"]
-    headers += ["ms/8", "threads", "lane"]
-    return headers, [row + [""] * (len(headers) - len(row)) for row in rows]
+            speed = _speed(of(f"{reference} {name}"), plain) if name else {}
+            rows.append({"draft": Path(reference).name, "decoder": name, **speed, **draft})
+    return pd.DataFrame(rows).fillna("")
 
 
-def _speed(runs: Sequence[metrics.Run], plain: Sequence[metrics.Run]) -> list[str]:
+def _speed(runs: Sequence[metrics.Run], plain: Sequence[metrics.Run]) -> dict[str, str]:
     f = metrics.summary(runs, plain)
-    names = ("speedup", "speedup_without_loops", "mean_accepted_length", "acceptance_rate")
-    return [f"{f['tokens_per_s']:.1f}", *(f"{f[name]:.2f}" for name in names)]
+    names = {"speedup": "speedup", "without loops": "speedup_without_loops", "τ": "mean_accepted_length"}
+    row = {told: f"{f[name]:.2f}" for told, name in (names | {"α": "acceptance_rate"}).items()}
+    return {"tokens/s": f"{f['tokens_per_s']:.1f}", **row}
 
 
-def _agreement(plan: Plan, pair: Engine, plain: Sequence[metrics.Run]) -> list[str]:
+def _agreement(plan: Plan, pair: Engine, plain: Sequence[metrics.Run]) -> dict[str, str]:
     """How often an answer's token is the draft's first choice, and among its first four: means over the tasks, of first
     turns, whose context is the same in every run."""
     hits: dict[str, list[list[bool]]] = {}
@@ -106,7 +107,8 @@ def _agreement(plan: Plan, pair: Engine, plain: Sequence[metrics.Run]) -> list[s
         found, _ = pair.drafter.thread.submit(*asked).result()
         agreed = [[token in c.tokens[:n] for n in (1, 4)] for token, c in zip(answer, found, strict=True)]
         hits.setdefault(question.task, []).extend(agreed)
-    return [f"{share:.3f}" for share in np.mean([np.mean(task, axis=0) for task in hits.values()], axis=0)]
+    shares = np.mean([np.mean(task, axis=0) for task in hits.values()], axis=0)
+    return {name: f"{share:.3f}" for name, share in zip(("rank-1", "top-4"), shares, strict=True)}
 
 
 if __name__ == "__main__":

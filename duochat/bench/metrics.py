@@ -6,6 +6,7 @@ Facts and sums are stored; rates are derived. Times are seconds. Definitions: RE
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise, zip_longest
@@ -165,27 +166,22 @@ def _share(part: float, whole: float) -> float:
 
 # ---------------------------------------------------------------- speed, and how sure it is
 
-Timing = tuple[float, float]  # tokens, seconds
-Pairs = list[tuple[Timing, Timing]]  # of one question: a repeat each, ours and the reference's
+Timings = dict[tuple[str, str, int], np.ndarray]  # by task, question and repeat: tokens and seconds of all turns
 
 
-def _timings(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, Timing]]:
-    """Tokens and seconds of each question, its turns together, by repeat."""
-    found: dict[tuple[str, str], dict[int, Timing]] = {}
+def _timings(runs: Iterable[Run]) -> Timings:
+    found: Timings = defaultdict(lambda: np.zeros(2))
     for run in runs:
-        repeats = found.setdefault((run.task, run.question), {})
-        tokens, seconds = repeats.get(run.repeat, (0, 0.0))
-        repeats[run.repeat] = tokens + len(run.tokens), seconds + run.total_s
+        found[run.task, run.question, run.repeat] += len(run.tokens), run.total_s
     return found
-
-
-def _speed(timings: Iterable[Timing]) -> float:
-    return _share(*map(sum, zip(*timings, strict=True)))
 
 
 def tokens_per_s(runs: Iterable[Run]) -> float:
     """Mean over questions of tokens / seconds from request to last token (as Spec-Bench); 0 without any."""
-    return fmean([_speed(repeats.values()) for repeats in _timings(runs).values()] or [0.0])
+    questions: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for (task, question, _), timing in _timings(runs).items():
+        questions[task, question] += timing
+    return fmean([_share(*timing) for timing in questions.values()] or [0.0])
 
 
 def speedup(runs: Iterable[Run], reference: Iterable[Run]) -> float:
@@ -205,20 +201,19 @@ def interval(runs: Iterable[Run], reference: Iterable[Run], draws: int = 400, se
     return float(low), float(high)
 
 
-def _paired(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[Pairs]]:
-    """Task by task, question by question: what both have measured."""
+def _paired(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[list[np.ndarray]]]:
+    """Task by task, question by question, repeat by repeat what both have measured: ours, then the reference's."""
     own, other = _timings(runs), _timings(reference)
-    tasks: dict[str, list[Pairs]] = {}
+    tasks: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     for key in sorted(own.keys() & other.keys()):
-        if repeats := sorted(own[key].keys() & other[key].keys()):
-            tasks.setdefault(key[0], []).append([(own[key][n], other[key][n]) for n in repeats])
-    return list(tasks.values())
+        tasks[key[0]][key[1]].append(np.array([own[key], other[key]]))
+    return [list(questions.values()) for questions in tasks.values()]
 
 
-def _ratio(tasks: Iterable[Sequence[Pairs]]) -> float:
+def _ratio(tasks: Iterable[Sequence[Sequence[np.ndarray]]]) -> float:
     """The mean over tasks of the ratio of summed speeds."""
-    sides = ([[_speed(side) for side in zip(*pairs, strict=True)] for pairs in questions] for questions in tasks)
-    return fmean([_share(*map(sum, zip(*speeds, strict=True))) for speeds in sides] or [0.0])
+    sums = (np.array([sum(pairs) for pairs in questions]) for questions in tasks)
+    return fmean([_share(*(each[..., 0] / each[..., 1]).sum(0)) for each in sums] or [0.0])
 
 
 # ---------------------------------------------------------------- equality

@@ -43,14 +43,14 @@ Results = Mapping[str, Any]
 
 def render(results: Results) -> str:
     """The whole page."""
-    words = [[name, meaning] for name, meaning in report.FIGURES.items()]
+    words = pd.DataFrame.from_dict(report.FIGURES, orient="index", columns=["meaning"])
     known = {name: results[name] for name in ("settings", "machine", "calibration")}
     blocks = [
         f"<h1>DuoChat benchmark</h1><p>{_escaped(report.head(results))}</p>",
         f"<p class='{'note' if results['equal'] else 'wrong'}'>{_escaped(report.remarks(results))}</p>",
-        *(_table(*table) for table in report.tables(results)),
+        *(_table(*table) for table in report.tables(results).items()),
         *_figures(results),
-        f"<div class='words'>{_table('Meaning of the figures', ['figure', 'meaning'], words)}</div>",
+        f"<div class='words'>{_table('Meaning of the figures', words)}</div>",
         f"<h2>Settings and machine</h2><pre>{html.escape(json.dumps(known, indent=1, ensure_ascii=False))}</pre>",
     ]
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{STYLE}</style>"
@@ -66,13 +66,8 @@ def _escaped(lines: Sequence[str]) -> str:
     return "<br>".join(map(html.escape, lines))
 
 
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    table = f"<table><thead>{line(headers, 'th')}</thead><tbody>{body}</tbody></table>"
-    return f"<h2>{html.escape(title)}</h2><div class='scroll'>{table}</div>"
+def _table(title: str, table: pd.DataFrame) -> str:
+    return f"<h2>{html.escape(title)}</h2><div class='scroll'>{table.to_html(border=0)}</div>"
 
 
 # ---------------------------------------------------------------- plots

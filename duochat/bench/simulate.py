@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from statistics import median
 from threading import Condition
 from time import perf_counter
 from typing import Any
@@ -258,7 +259,7 @@ class Simulation:
 # ---------------------------------------------------------------- measuring what a prediction needs
 
 
-def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float = 2e-4) -> Friction:
+def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float) -> Friction:
     """How much each lane slows the other down: the target as calibrated, the draft measured beside it now."""
     with beside(lambda: target.measure((1,), 256)):
         busy = drafter.measure((1,), costs.threads)[1]
@@ -268,14 +269,16 @@ def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float = 
 def forecast(
     engine: Any,
     contexts: Sequence[Sequence[int]],
+    sampling: Sampling | None = None,
     max_tokens: int = 96,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
-    """Tokens per second to expect of each decoder here, from the engine's costs and plain decoding's greedy answers to
-    some prompts, given now."""
-    plain, recordings = Decoder(REFERENCE, engine), []
+    """Tokens per second to expect of each decoder here, from the engine's costs and plain decoding's answers to some
+    prompts, given now."""
+    plain, runs, recordings = Decoder(REFERENCE, engine), [], []
     for context in contexts:
-        run = plain.answer(context, Sampling(), max_tokens, never)
-        recordings.append(record(engine.drafter, context, run, max_tokens=max_tokens))
-        progress(len(recordings), len(contexts))
-    return predict(engine.costs, recordings, friction=friction(engine.target, engine.drafter, engine.costs))
+        runs.append(plain.answer(context, sampling or Sampling(), max_tokens, never))
+        recordings.append(record(engine.drafter, context, runs[-1], sampling, max_tokens))
+        progress(len(runs), len(contexts))
+    slowed = friction(engine.target, engine.drafter, engine.costs, median(run.gap_s for run in runs))
+    return predict(engine.costs, recordings, friction=slowed)

@@ -16,7 +16,7 @@ from duochat.distill.writing import Format, Writer
 from duochat.engine.sampling import key, uniform
 
 COVERAGE = (1, 2, 4, 8)
-ROOMS = (320, 640, 1152, 2048)
+LONGEST, TOGETHER = 2048, 64  # tokens of a prompt; prompts of a batch, alike in length
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,10 @@ def answers(
     are left out."""
     chat, found = Format.of(source), []
     prompts = [(q.task, source.tokenizer.prompt([{"role": "user", "content": q.turns[0]}])) for q in asked]
-    for above, room in zip((0, *ROOMS), ROOMS, strict=False):
-        group = [(task, ids) for task, ids in prompts if above < len(ids) <= room]
-        if not group:
-            continue
-        longest = max(len(ids) for _, ids in group)
-        writer = Writer(target, chat, len(group), -(-longest // 8) * 8 + tokens, captured)
+    prompts = sorted((one for one in prompts if len(one[1]) <= LONGEST), key=lambda one: len(one[1]))
+    for at in range(0, len(prompts), TOGETHER):
+        group = prompts[at : at + TOGETHER]
+        writer = Writer(target, chat, len(group), -(-len(group[-1][1]) // 8) * 8 + tokens, captured)
         written = writer.answer([ids for _, ids in group], temperature)
         for (task, ids), row in zip(group, written.tokens.tolist(), strict=True):
             answer = row[len(ids) : len(ids) + tokens]

@@ -22,6 +22,11 @@ from duochat.models.trim import RANKING
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
 FAMILIES = ("llama", "qwen2")
+KEYS = {  # of a Shape, in a file
+    **{"width": "embedding_length", "layers": "block_count", "ffn": "feed_forward_length", "context": "context_length"},
+    **{"heads": "attention.head_count", "kv_heads": "attention.head_count_kv"},
+    **{"rope_base": "rope.freq_base", "norm_eps": "attention.layer_norm_rms_epsilon"},
+}
 Kinds = dict[str, str]  # part of a tensor's name -> quantisation, "" = all others
 
 
@@ -46,19 +51,10 @@ class Source:
 
     @cached_property
     def shape(self) -> Shape:
-        get, heads = self.header.get, self.header.get("attention.head_count")
+        told = {name: value for name, key in KEYS.items() if (value := self.header.get(key)) is not None}
+        told |= {"vocab": len(self.header.tokens), "biased": self.header.architecture == "qwen2"}
         return Shape(
-            width=get("embedding_length"),
-            layers=get("block_count"),
-            heads=heads,
-            kv_heads=get("attention.head_count_kv", heads),
-            ffn=get("feed_forward_length"),
-            vocab=len(self.header.tokens),
-            context=get("context_length"),
-            rope_base=get("rope.freq_base", 10000.0),
-            norm_eps=get("attention.layer_norm_rms_epsilon"),
-            biased=self.header.architecture == "qwen2",
-            tied=all(t.name != weights.HEAD for t in self.header.tensors),
+            **{"kv_heads": told["heads"]} | told, tied=all(t.name != weights.HEAD for t in self.header.tensors)
         )
 
     def model(self) -> Llama:
@@ -139,18 +135,11 @@ def write(model: Llama, source: Source, path: Path, mix: str, name: str, frequen
 
 def write_meta(writer: gguf.GGUFWriter, shape: Shape, source: Source, name: str) -> None:
     """All that a file of a Llama says of itself; the tokenizer is the source's."""
-    writer.add_name(name)
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_rope_dimension_count(shape.head_width)
-    writer.add_layer_norm_rms_eps(shape.norm_eps)
-    writer.add_vocab_size(shape.vocab)
+    entries = {f"{writer.arch}.{key}": getattr(shape, name) for name, key in KEYS.items()}
+    entries |= {key: value for key, value in source.header.metadata.items() if key.startswith(COPIED)}
     kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    for key, value in source.header.metadata.items():
-        if key.startswith(COPIED):
-            kinds.get(type(value), writer.add_array)(key, value)
+    for key, value in entries.items():
+        kinds.get(type(value), writer.add_array)(key, value)
+    writer.add_name(name)
+    writer.add_rope_dimension_count(shape.head_width)
+    writer.add_vocab_size(shape.vocab)

@@ -1,24 +1,32 @@
-"""Cost-faithful targets: a small Llama or Qwen2 widened to a large one's shape without changing its function.
+"""`python -m duochat widen`: a small Llama or Qwen2 in a large one's shape, to time what cannot be fetched.
 
-Hidden states are padded with zeros (RMSNorm: weight * sqrt(d/D), eps * d/D); added heads and neurons are random but
-their output projections are zero, and so are those of added layers. Head size h -> nh: rotary pair i goes to pair
-n*i, which has the same frequency, and the query is scaled by sqrt(n). Timing and acceptance are both real then, at a
-size whose weights are not at hand.
+Its function stays, so timing and acceptance are real (cost-faithful). Hidden states are padded with zeros (RMSNorm:
+weight * sqrt(d/D), eps * d/D); added heads and neurons are random but their output projections are zero, and so are
+those of added layers. Head size h -> nh: rotary pair i goes to pair n*i, which has the same frequency, and the query is
+scaled by sqrt(n). A folder for the torch lane is a recipe: its weights are made on the device at load.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from duochat import DuoChatError
-from duochat.models.folder import recipe
+from duochat import DuoChatError, terminal
+from duochat.config import load
+from duochat.models.convert import target_folder
+from duochat.models.fetch import fetch
+from duochat.models.folder import RECIPE, recipe
 
 FAMILIES = ("llama", "qwen2")
+KINDS = ("q4_k_m", "q8_0", "bf16", "f16")  # of a GGUF file
+KEPT = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 SILENT = ("norm", "o_proj", "down_proj", "embed_tokens", "lm_head")  # zero where the small model has nothing
 
 
@@ -39,6 +47,46 @@ LIKE = {
     "qwen2.5-7b": Shape(3584, 18944, 28, 28, 4),
     "qwen2.5-32b": Shape(5120, 27648, 64, 40, 8),
 }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", metavar="REF", help="the small target (default: the configured one)")
+    parser.add_argument("--like", required=True, choices=LIKE, help="whose shape to take")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="a folder to name as --target")
+    parser.add_argument("--gguf", choices=KINDS, help="write DIR/LIKE-KIND.gguf, a file to name as --target")
+
+
+def main(args: argparse.Namespace) -> int:
+    path = fetch(args.target or load().target)
+    if args.gguf and path.suffix != ".gguf":
+        raise DuoChatError(f"A GGUF file is widened from one, and {path.name} is none: name a GGUF file as --target.")
+    source, made = target_folder(path), args.out
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.gguf:
+        from duochat.distill import widen_gguf
+
+        made, bar = args.out / f"{args.like}-{args.gguf}.gguf", terminal.Bar()
+        widen_gguf.write(path, source, args.like, made, args.gguf, bar)
+        bar.close()
+    else:
+        write(source, args.like, args.out)
+    print(f"{made}: {path.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
+    return 0
+
+
+def write(source: Path, like: str, out: Path) -> None:
+    """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
+    from transformers import AutoConfig
+
+    large = config(AutoConfig.from_pretrained(source), LIKE[like])
+    out.mkdir(parents=True, exist_ok=True)
+    large.save_pretrained(out)
+    for name in KEPT:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
+    told = f"a small target with the shape of {like} (cost-faithful)"
+    made = {"maker": __name__, "told": told, "source": str(source.resolve()), "like": like, "seed": 0}
+    (out / RECIPE).write_text(json.dumps(made))
 
 
 def build(folder: Path, device: torch.device, dtype: torch.dtype, attention: str) -> torch.nn.Module:

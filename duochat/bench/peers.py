@@ -22,8 +22,8 @@ from urllib.request import Request, urlopen
 from duochat import DuoChatError
 from duochat.bench.contestants import Stopped, Timed
 from duochat.config import Settings
-from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, never
+from duochat.engine.machine import available_cores
 from duochat.engine.sampling import Sampling
 from duochat.models import Progress, fetch
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from duochat.bench.contestants import Decoder
 from duochat.bench.metrics import REFERENCE
-from duochat.engine.costs import Costs, beside
+from duochat.engine.calibration import beside
+from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, StopRule
 from duochat.engine.drafting import Question, State
 from duochat.engine.lanes import Answer, Candidates, Drafter, never

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from duochat import DuoChatError
 from duochat.config import AUTO, FIELDS, Settings
 from duochat.engine import native
-from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
+from duochat.engine.machine import available_cores
 from duochat.models import Progress, target_folder
 from duochat.models.files import Files
 from duochat.models.store import recalled
@@ -85,27 +85,15 @@ def _on_llama(settings: Settings, path: Path, progress: Progress) -> Target:
 
     progress("Loading the target model", 0, 0)
 
-    def load() -> Target:
-        return LlamaTarget.load(
-            path,
-            context_length=settings.context_length,
-            threads=_cores(settings),
-            gpu_layers=settings.gpu_layers,
-            tensor_overrides=settings.tensor_overrides,
-            devices=settings.devices,
-            split=[float(share) for share in settings.split.split(",") if share],
-            flash_attention={AUTO: None}.get(settings.flash_attention, settings.flash_attention),
-            cache_type=settings.cache_type,
-            reproducible=settings.reproducible,
-            rpc=settings.rpc,
-        )
-
-    asked = settings.backend != AUTO or any(getattr(settings, name) != FIELDS[name].default for name in OF_LLAMA)
-    if asked or native.unfit(path):
+    own = {name: getattr(settings, name) for name in OF_LLAMA}
+    asked = (path, settings.context_length, _cores(settings), settings.reproducible)
+    load = lambda: LlamaTarget.load(*asked, **own)  # noqa: E731
+    placed = settings.backend != AUTO or any(value != FIELDS[name].default for name, value in own.items())
+    if placed or native.unfit(path):
         return load()
     about = [path, path.stat().st_mtime_ns, _cores(settings)]
-    own = _on_native(settings, path, progress)
-    return _quicker("target", [*about, own.describe()], own, load, lambda target: target.measure((1,), 128)[1])
+    lane = _on_native(settings, path, progress)
+    return _quicker("target", [*about, lane.describe()], lane, load, lambda target: target.measure((1,), 128)[1])
 
 
 def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:

@@ -17,10 +17,10 @@ import llama_cpp
 import numpy as np
 
 from duochat import DuoChatError
-from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.llama import loading, probe
 from duochat.engine.llama.loading import BATCH, Options
+from duochat.engine.machine import available_cores
 from duochat.models.trim import Trimmed, trim
 
 # A batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt` alone:

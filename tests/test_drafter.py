@@ -381,7 +381,7 @@ def test_interrupt_comes_from_another_thread(draft):
     def keep_expanding() -> None:
         for _ in range(1000):
             draft.expand(context, nodes, GREEDY, never)
-            draft._cache.forget()
+            draft._cache.begin_at(0)
 
     thread = threading.Thread(target=keep_interrupting)
     thread.start()

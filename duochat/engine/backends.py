@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,33 +20,30 @@ from duochat.models.store import recalled
 SHORT = 128  # tokens that a draft begins with where the target waits for it: simulated, no task gains from more
 Lane = TypeVar("Lane", Drafter, Target)
 OF_LLAMA = ("gpu_layers", "tensor_overrides", "devices", "split", "flash_attention", "cache_type", "rpc")  # settings
+OF_TORCH = ("device", "dtype", "context_length", "compile", "reproducible")
 
 
 def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
     """The draft in C where that fits the file and is quicker here, else on llama.cpp. Raises DuoChatError."""
+    from duochat.engine.llama.drafter import LlamaDrafter
+
     threads = 1 if settings.draft_threads == AUTO else settings.draft_threads
-    length = min(settings.context_length, target.context_length)
-    asked = (path, length, threads, settings.draft_vocabulary)
-    drafter = _drafter(asked, native.load(*asked))
+    asked = (path, min(settings.context_length, target.context_length), threads, settings.draft_vocabulary)
+    own, load = native.load(*asked), partial(LlamaDrafter, *asked)
+    seconds = lambda drafter: drafter.measure((1,), threads)[1]  # noqa: E731
+    drafter = _quicker("drafter", asked, own, load, seconds) if own else load()
     if target.shares_cores:
         drafter.window = SHORT
     return drafter
 
 
-def _drafter(asked: tuple[Any, ...], own: Drafter | None) -> Drafter:
-    from duochat.engine.llama.drafter import LlamaDrafter
-
-    load = lambda: LlamaDrafter(*asked[:3], vocabulary=asked[3])  # noqa: E731
-    if own is None:
-        return load()
-    about = [*asked, asked[0].stat().st_mtime_ns, own.describe()]
-    return _quicker("drafter", about, own, load, lambda drafter: drafter.measure((1,), asked[2])[1])
-
-
 def _quicker(
-    role: str, about: list[Any], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
+    role: str, asked: tuple[Any, ...], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
 ) -> Lane:
-    """The lane in C, or the one on llama.cpp if that takes less time here: measured once, and remembered."""
+    """The lane in C, or the one on llama.cpp if that takes less time here: measured once, and remembered.
+
+    asked: of the lane, its file first.
+    """
     lanes = {"native": own}
 
     def measured() -> str | None:
@@ -55,7 +53,8 @@ def _quicker(
             return None
         return min(lanes, key=lambda name: seconds(lanes[name]))
 
-    quicker = recalled(role, (*about, available_cores(), platform.node()), measured) or "native"
+    about = (*asked, asked[0].stat().st_mtime_ns, own.describe(), available_cores(), platform.node())
+    quicker = recalled(role, about, measured) or "native"
     for name, lane in lanes.items():
         if name != quicker:
             lane.close()
@@ -84,16 +83,13 @@ def _on_llama(settings: Settings, path: Path, progress: Progress) -> Target:
     from duochat.engine.llama.target import LlamaTarget
 
     progress("Loading the target model", 0, 0)
-
-    own = {name: getattr(settings, name) for name in OF_LLAMA}
+    named = _named(settings, OF_LLAMA)
     asked = (path, settings.context_length, _cores(settings), settings.reproducible)
-    load = lambda: LlamaTarget.load(*asked, **own)  # noqa: E731
-    placed = settings.backend != AUTO or any(value != FIELDS[name].default for name, value in own.items())
-    if placed or native.unfit(path):
+    load = partial(LlamaTarget.load, *asked, **named)
+    if settings.backend != AUTO or any(named[name] != FIELDS[name].default for name in named) or native.unfit(path):
         return load()
-    about = [path, path.stat().st_mtime_ns, _cores(settings)]
-    lane = _on_native(settings, path, progress)
-    return _quicker("target", [*about, lane.describe()], lane, load, lambda target: target.measure((1,), 128)[1])
+    own = _on_native(settings, path, progress)
+    return _quicker("target", asked, own, load, lambda target: target.measure((1,), 128)[1])
 
 
 def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
@@ -102,12 +98,8 @@ def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
 
     folder = target_folder(path, progress)
     progress("Loading the target model", 0, 0)
-    return TorchTarget.load(
-        folder,
-        device=settings.device,
-        dtype=settings.dtype,
-        context_length=settings.context_length,
-        compile=settings.compile,
-        reproducible=settings.reproducible,
-        threads=_cores(settings),
-    )
+    return TorchTarget.load(folder, threads=_cores(settings), **_named(settings, OF_TORCH))
+
+
+def _named(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in names}

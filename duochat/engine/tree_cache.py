@@ -7,7 +7,6 @@ never correctness. In which cells keys and values lie is a subclass's matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,14 +68,18 @@ class TreeCache:
         progress: Reading = None,
         anew: bool = False,
         tail: int | None = None,
+        window: int | None = None,
     ) -> Entry:
         """Bring the trunk along all but the last token of `context`; that one is returned, the root of the tree.
 
         anew: nothing is kept from the root down. tail: tokens that may be left to be decoded with the tree, at most and
-        without it a chunk.
+        without it a chunk. window: where more tokens than that are missing, it begins so many before the end.
         """
-        path = context[:-1]
-        self._cut(common(self.tokens, path))
+        seen = len(context) - self.start
+        self._cut(max(0, min(common(self.tokens, context[self.start :]), seen - 1)))
+        if window and (seen - len(self.tokens) > window or (self.start and seen < window // 2)):
+            self.begin_at(max(0, len(context) - window))
+        path = context[self.start : -1]
         end = self.end
         while end.position + 1 < len(path) and (child := self._held(end, path[end.position + 1])):
             end = child
@@ -89,16 +92,17 @@ class TreeCache:
             self._read(path[len(self.tokens) : len(self.tokens) + self._chunk], cancelled)
             if progress:
                 progress(len(self.tokens), len(context))
-        self._root = self.grow(self.end, context[len(self.tokens) :])
+        self._root = self.grow(self.end, context[self.start + len(self.tokens) :])
         return self._root
 
     def _held(self, entry: Entry, token: int) -> Entry | None:
         """The child that may become part of the trunk."""
         return entry.children.get(token)
 
-    def forget(self) -> None:
-        """Hold nothing."""
+    def begin_at(self, start: int) -> None:
+        """Hold nothing, and begin with this token of the context."""
         self._cut(0)
+        self.start = start
 
     def clear(self) -> None:
         """Drop the tree."""
@@ -118,17 +122,23 @@ class TreeCache:
         """Make the path to `end` part of the trunk; keep the branches through `child`, drop the rest."""
         if end is self.end and child is not None:
             return
-        before, path, entry = [*self.end.below()], [], end
+        path, entry = [], end
         while entry is not self.end:
             path.append(entry)
             entry = entry.parent
         path.reverse()
+        dead, trunk, stack = [], {*path}, [*self.end.children.values()]
+        while stack:
+            entry = stack.pop()
+            if entry is not child:
+                stack.extend(entry.children.values())
+                if entry not in trunk:
+                    dead.append(entry)
         end.parent, self.end = None, end
         end.children = {child.token: child} if child else {}
-        living = [*end.below()]
-        self._grown = len(living)
+        self._grown -= len(path) + len(dead)
         self.tokens += [entry.token for entry in path]
-        self._settle(path, living, {*before}.difference(path, living))
+        self._settle(path, dead)
 
     # Growing
 
@@ -142,12 +152,17 @@ class TreeCache:
             entry = child
         return entry
 
-    @contextmanager
-    def growing(self) -> Iterator[tuple[list[Entry], list[Entry]]]:
-        """What is new, to be decoded inside, and of this the entries from the root down. A fault undoes it."""
+    def take(self, decode: Callable[[list[Entry], list[Entry]], object]) -> list[Entry]:
+        """Have decoded what is new; returns the new entries from the root down.
+
+        decode: is given all new ones and those, which may want an answer; a fault of it undoes what was grown.
+        """
         new, self._new = self._new, []
+        rows = [entry for entry in new if entry.position >= self._root.position]
+        if not new:
+            return rows
         try:
-            yield new, [entry for entry in new if entry.position >= self._root.position]
+            decode(new, rows)
         except BaseException:
             self._undo(new)
             for entry in reversed(new):
@@ -155,6 +170,7 @@ class TreeCache:
             raise
         self._grown += len(new)
         self._keep(self._root.parent, self._root)
+        return rows
 
     # What a subclass knows
 
@@ -167,8 +183,8 @@ class TreeCache:
     def _shorten(self, length: int) -> None:
         """The trunk was cut to so many tokens."""
 
-    def _settle(self, path: Sequence[Entry], living: Sequence[Entry], dead: Iterable[Entry]) -> None:
-        """Entries become part of the trunk, others live on below it, the rest is gone."""
+    def _settle(self, path: Sequence[Entry], dead: Sequence[Entry]) -> None:
+        """Entries have become part of the trunk, others are gone."""
 
     def _undo(self, new: Sequence[Entry]) -> None:
         """Entries were not decoded, though they may have got their places."""

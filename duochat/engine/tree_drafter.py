@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from duochat.engine.lanes import Cancelled, Candidates, Drafter, common
+from duochat.engine.lanes import Cancelled, Candidates, Drafter
 from duochat.engine.penalties import path
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
@@ -53,7 +53,7 @@ class TreeDrafter(Drafter):
 
     def forget(self) -> None:
         """See `Drafter.forget`."""
-        self._begin_at(0)
+        self._cache.begin_at(0)
 
     def close(self) -> None:
         """See `Drafter.close`."""
@@ -69,7 +69,6 @@ class TreeDrafter(Drafter):
         if cancelled():
             raise Cancelled
         anew, self._sampling = sampling != self._sampling, sampling
-        self._begin_near(context)
         try:
             entries, seconds = self._expand(context, nodes, cancelled, anew)
         except Full:
@@ -77,22 +76,10 @@ class TreeDrafter(Drafter):
             entries, seconds = self._expand(context, nodes, cancelled, anew)
         return [entry.note for entry in entries], seconds
 
-    def _begin_near(self, context: Sequence[int]) -> None:
-        """Choose the part of the context that is read: all that is held, or the end where much is missing."""
-        start = self._cache.start
-        seen = len(context) - start
-        missing = seen - common(self._cache.tokens, context[start:])
-        if missing > self.window or (start and seen < self.window // 2):
-            self._begin_at(max(0, len(context) - self.window))
-
-    def _begin_at(self, start: int) -> None:
-        self._cache.forget()
-        self._cache.start = start
-
     def _expand(
         self, context: Sequence[int], nodes: Sequence[Node], cancelled: Callable[[], bool], anew: bool
     ) -> tuple[list[Entry], float]:
-        root = self._cache.follow(context[self._cache.start :], cancelled, anew=anew)
+        root = self._cache.follow(context, cancelled, anew=anew, window=self.window)
         entries = [self._cache.grow(root, path(node, len(context))) for node in nodes]
         return entries, self._decode(context, cancelled)
 

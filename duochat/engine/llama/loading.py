@@ -76,7 +76,7 @@ def load_model(path: Path, options: Options) -> int:
 
 def _place(params: ctypes.Structure, options: Options) -> list[ctypes.Array]:
     """Set where the weights go; what is returned lives until the model is loaded."""
-    named = devices.named(options.devices) if options.gpu_layers else []
+    named = [device.handle for device in devices.gpus(options.devices)] if options.gpu_layers else []
     kept = []
     if options.devices or not options.gpu_layers:
         kept.append((ctypes.c_void_p * (len(named) + 1))(*named, None))

@@ -35,18 +35,19 @@ class Sequences(TreeCache):
 
         Returns the new entries from the root down: the rows of the logits. All others had theirs before.
         """
-        with self.growing() as (new, rows):
+
+        def run(new: list[Entry], rows: list[Entry]) -> None:
             if len(new) > BATCH:
                 raise ValueError(f"{len(new)} tokens in one batch, {BATCH} at most")
             if len(rows) > min(len(self._free), self._room - self._grown):
                 raise Full
-            if new:
-                outputs = range(len(new) - len(rows), len(new))
-                tokens, positions = [e.token for e in new], [e.position for e in new]
-                self._llama.decode(tokens, positions, self._place(new), outputs, cancelled)
+            outputs = range(len(new) - len(rows), len(new))
+            tokens, positions = [e.token for e in new], [e.position for e in new]
+            self._llama.decode(tokens, positions, self._place(new), outputs, cancelled)
             for cell, entry in enumerate(new, len(self.tokens)):
                 entry.cell = cell
-        return rows
+
+        return self.take(run)
 
     def _held(self, entry: Entry, token: int) -> Entry | None:
         child = entry.children.get(token)
@@ -69,12 +70,12 @@ class Sequences(TreeCache):
                 self._llama.drop(seq, length)
                 self._shared[seq] = length
 
-    def _settle(self, path: Sequence[Entry], living: Sequence[Entry], dead: Iterable[Entry]) -> None:
+    def _settle(self, path: Sequence[Entry], dead: Sequence[Entry]) -> None:
         if path:
             end = path[-1]
             self._llama.share(end.seq, TRUNK, path[0].position, end.position + 1)
             end.seq = TRUNK
-        alive = {entry.seq for entry in living}
+        alive = {entry.seq for entry in self.end.below()}
         for seq in alive:
             self._shared[seq] = len(self.tokens)
         self._release([seq for seq in self._tips if seq not in alive])
@@ -149,7 +150,7 @@ class Line(Sequences):
         try:
             super()._read(tokens, cancelled, outputs)
         except BaseException:
-            self.forget()
+            self._cut(0)
             raise
 
     def _cut(self, length: int) -> None:

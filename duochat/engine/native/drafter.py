@@ -5,7 +5,7 @@ So nothing moves when a draft becomes part of the context.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,7 @@ class Cells(TreeCache):
 
     def _read(self, tokens: Sequence[int], cancelled: Callable[[], bool]) -> None:
         self._root = self.grow(self.end, tokens)
-        with self.growing() as (new, _):
-            self._native.decode(self.told(new, 0), self._native.reading, SILENT)
+        self.take(lambda new, _: self._native.decode(self.told(new, 0), self._native.reading, SILENT))
         self._keep(self._root, None)
 
     @property
@@ -59,7 +58,7 @@ class Cells(TreeCache):
         self._free += self._trunk[length:]
         del self._trunk[length:]
 
-    def _settle(self, path: Sequence[Entry], living: Sequence[Entry], dead: Iterable[Entry]) -> None:
+    def _settle(self, path: Sequence[Entry], dead: Sequence[Entry]) -> None:
         self._trunk += [entry.cell for entry in path]
         self._free += [entry.cell for entry in dead]
 
@@ -82,12 +81,15 @@ class NativeDrafter(TreeDrafter):
         return {"draft_backend": "native", "draft_kernels": self._native.kernels, "draft_file": self.path.name}
 
     def _decode(self, context: Sequence[int], cancelled: Callable[[], bool]) -> float:
-        with self._cache.growing() as (new, rows):
-            if not new:
-                return 0.0
+        seconds = 0.0
+
+        def run(new: list[Entry], rows: list[Entry]) -> None:
+            nonlocal seconds
             told, choice = self._cache.told(new, len(rows)), Choice.of(self._sampling, self.candidates)
             made = changes(context, self._drafted(rows, context), self._sampling)
             found, seconds = self._native.decode(told, self._native.threads, choice, made)
-        for entry, candidates in zip(rows, found, strict=True):
-            entry.note = candidates
+            for entry, candidates in zip(rows, found, strict=True):
+                entry.note = candidates
+
+        self._cache.take(run)
         return seconds

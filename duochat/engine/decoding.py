@@ -96,7 +96,7 @@ class TargetLane:
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()
-        if threads := state.schedule.target_threads:
+        if threads := state.schedule.sharing.crew.now:  # on a CPU
             self.target.set_threads(threads, state.schedule.whole.target_threads)
         began = drafting.clock()
         answer = self.target.begin(state.tree.context, rows(pending), drafting.sampling, self.cancelled, progress)

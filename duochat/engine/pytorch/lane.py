@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from duochat.config import AUTO, Settings
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.penalties import Changes, changes, paths
-from duochat.engine.pytorch import linear, loading, memory
+from duochat.engine.pytorch import few_rows, loading, memory
 from duochat.engine.pytorch.attention import EXACT, NAME
 from duochat.engine.pytorch.forward import Forward
 from duochat.engine.pytorch.memo import Memo
@@ -80,7 +80,7 @@ class TorchTarget(Target):
         length, cuda = min(context_length, loading.longest(config)), place.type == "cuda"
         with usable(folder, config.model_type), memory.Need.of(config, kind).held(length, place):
             model, told = loading.read(folder, place, kind), recipe(folder).get("told")
-            products = linear.swap(model) if compile else "torch"
+            products = "few rows" if compile and cuda and few_rows.swap(model) else "torch"
             made = cls(model, length, compile and cuda, cuda, reproducible)
         made.threads = torch.get_num_threads() if made.shares_cores else 0
         made.facts = {"target_products": products} | ({"target": told} if told else {})
@@ -96,7 +96,8 @@ class TorchTarget(Target):
         self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
     ) -> Callable[[], Answer]:
         done = self._memo.match(context)
-        with memory.refused(self.device), self._hands(len(context) - done):
+        reading = self._reading if len(context) - done >= PROMPT else 0
+        with memory.refused(self.device), _threads(reading):
             done = self._prefill(context, done, len(tree), cancelled, progress)
             shape = self._send(list(context[done:]), tree, sampling, changes(context, paths(tree), sampling))
         return partial(self._answer, shape, 1 + len(tree))
@@ -104,10 +105,6 @@ class TorchTarget(Target):
     def _answer(self, shape: Shape, count: int) -> Answer:
         with memory.refused(self.device):
             return self._forward.answer(shape, count)
-
-    def _hands(self, tail: int) -> AbstractContextManager[None]:
-        """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
-        return nullcontext() if tail < PROMPT or not self._reading else _threads(self._reading)
 
     def _prefill(self, context: Sequence[int], done: int, nodes: int, cancelled: Stopped, progress: Reading) -> int:
         """Read the context in chunks until the rest fits into one forward with the tree; returns the tokens read."""
@@ -168,9 +165,12 @@ class TorchTarget(Target):
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
+    """So many inside, 0: as many as before. To read a prompt is bound by arithmetic, a round by its memory."""
     usual = torch.get_num_threads()
-    torch.set_num_threads(count)
+    if count:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(usual)
+        if count:
+            torch.set_num_threads(usual)

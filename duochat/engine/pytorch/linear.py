@@ -1,36 +1,14 @@
-"""The model's linear layers made ready for few rows: a decode step multiplies a handful of rows with every weight, and
-takes as long as reading the weights.
-
-On a CUDA device layers that read the same input are joined, and `few_rows` multiplies where it is faster.
+"""Linear layers that read the same input are joined: a decode step multiplies a handful of rows with every weight, and
+takes as long as reading the weights, so a few large products are better than many small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
-from duochat.engine.pytorch import few_rows
-
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # in the order in which their owners call them
-
-
-def swap(model: torch.nn.Module) -> str:
-    """Replace the model's linear layers in place where a kernel is faster; says which products it has then.
-
-    Of 16 bits on a CUDA device: float32 would be rounded by the tensor cores, and promises more.
-    """
-    cuda = next(model.parameters()).device.type == "cuda"
-    return "few rows" if cuda and few_rows.swap(_linears(model, torch.bfloat16, torch.float16)) else "torch"
-
-
-def _linears(model: torch.nn.Module, *types: torch.dtype) -> Iterator[few_rows.Place]:
-    """The plain layers with weights of these types."""
-    for owner in list(model.modules()):
-        for name, child in list(owner.named_children()):
-            plain = type(child) is torch.nn.Linear and type(child.weight) is torch.nn.Parameter
-            if plain and child.weight.dtype in types:
-                yield owner, name, child
 
 
 class Joint:

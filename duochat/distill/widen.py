@@ -17,7 +17,7 @@ from duochat.distill import widen_gguf, widened
 from duochat.distill.widened import LIKE
 from duochat.models.convert import target_folder
 from duochat.models.fetch import fetch
-from duochat.models.folder import RECIPE
+from duochat.models.folder import RECIPE, usable
 
 KEPT = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 
@@ -50,7 +50,9 @@ def write(source: Path, like: str, out: Path) -> None:
     """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
     from transformers import AutoConfig
 
-    config = widened.config(AutoConfig.from_pretrained(source), LIKE[like])
+    with usable(source):
+        small = AutoConfig.from_pretrained(source)
+    config = widened.config(small, LIKE[like])
     out.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(out)
     for name in KEPT:

@@ -289,6 +289,38 @@ def test_a_budget_set_by_hand_is_shown_as_set(open_page):
     assert re.search(r"Set by hand: 3 a step \(γ\* is [\d.]+\)", page.inner_text(".dp-figure-drafted"))
 
 
+SPY = """() => { window.calls = [];
+  for (const name of ['fillText', 'strokeText', 'stroke']) {
+    const own = CanvasRenderingContext2D.prototype[name];
+    CanvasRenderingContext2D.prototype[name] = function (text = '', x = 0, y = 0) {
+      if (this.canvas.className === 'dp-canvas')
+        calls.push({ name, text, x, y, room: this.measureText(text).width, dashed: this.getLineDash()[0] === 6 });
+      return own.apply(this, arguments); }; } }"""
+
+
+def test_labels_of_the_lanes_stay_in_their_block_and_off_the_budget_line(open_page):
+    """Numbers are drawn after the dashed line, on a ground of their own; what is cut by the edge is named in its rest."""
+    frames, _ = frames_of()
+    page = open_page(width=500)
+    draw(page, frames)
+    page.focus(".dp-canvas")
+    page.evaluate(SPY)
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(60)
+    calls = page.evaluate("calls")
+    labels = [i for i, c in enumerate(calls) if c["name"] == "fillText" and re.match(r"\+?\d+( [▲✚]|$)", c["text"])]
+    assert len(labels) > 20
+    left, right = 50, page.evaluate("document.querySelector('.dp-canvas').clientWidth")
+    for i in labels:
+        before, label = calls[i - 1], calls[i]
+        assert (before["name"], before["text"], before["x"]) == ("strokeText", label["text"], label["x"])
+        assert left <= label["x"] - label["room"] / 2 <= label["x"] + label["room"] / 2 <= right
+    strip = [i for i in labels if calls[i]["y"] > 78]
+    line = next(i for i, c in enumerate(calls) if c["name"] == "stroke" and c["dashed"])
+    assert strip[0] > line
+
+
 def test_tested_means_accepted_and_rejected_everywhere(open_page):
     """The figure's sum is the table's: accepted + rejected were tested, what else left the tree is untested."""
     frames, _ = frames_of()

@@ -202,12 +202,17 @@
       pen.rect(ROWS.gutter, 0, this.view.width - ROWS.gutter, ROWS.height);
       pen.clip();
       const top = this.top(answer, from, to);
-      for (let i = from; i < to; i++) this.drawRound(pen, answer.rounds[i], top);
+      const rounds = answer.rounds.slice(from, to);
+      for (const round of rounds) this.drawRound(pen, round);
+      for (const round of rounds) this.drawColumn(pen, round, top);
       this.drawBudget(pen, answer, from, to, top);
+      for (const { at, drafted } of rounds)
+        if (drafted.length)
+          this.label(pen, `${drafted.length}`, ...at.map((t) => this.x(t)), this.level(drafted.length, top) - 6);
       pen.restore();
     }
 
-    drawRound(pen, round, top) {
+    drawRound(pen, round) {
       const { ink } = this.picture;
       for (const [a, b, size] of round.batches)
         this.bar(pen, this.x(a), this.x(b), ROWS.cpu, ink.hatch, ink.cpu, `${size}`, ink.text);
@@ -233,23 +238,19 @@
         pen.stroke();
         pen.setLineDash([]);
       }
-      this.drawCount(pen, round, a, b, top);
     }
 
     /** The strip's column: how many tokens were drafted since the round before. */
-    drawCount(pen, round, a, b, top) {
-      const { ink } = this.picture;
-      const count = round.drafted.length;
-      if (!count) return;
-      const height = (count / top) * (ROWS.stripHeight - ROWS.title - 12);
-      const y = ROWS.strip + ROWS.stripHeight - height;
-      pen.fillStyle = ink.cpuSoft;
-      pen.fillRect(a + 0.5, y, Math.max(1, b - a - 1), height);
-      if (b - a > 14) {
-        pen.fillStyle = ink.text;
-        pen.textAlign = "center";
-        pen.fillText(`${count}`, (a + b) / 2, y - 6);
-      }
+    drawColumn(pen, round, top) {
+      const [a, b] = round.at.map((t) => this.x(t));
+      const y = this.level(round.drafted.length, top);
+      pen.fillStyle = this.picture.ink.cpuSoft;
+      pen.fillRect(a + 0.5, y, Math.max(1, b - a - 1), ROWS.strip + ROWS.stripHeight - y);
+    }
+
+    /** Where so many guesses are in the strip. */
+    level(count, top) {
+      return ROWS.strip + ROWS.stripHeight - (count / top) * (ROWS.stripHeight - ROWS.title - 12);
     }
 
     top(answer, from, to) {
@@ -263,8 +264,7 @@
     drawBudget(pen, answer, from, to, top) {
       const { ink } = this.picture;
       const own = answer.state.own_budget;
-      const y = (budget) =>
-        Math.round(ROWS.strip + ROWS.stripHeight - (budget / top) * (ROWS.stripHeight - ROWS.title - 12)) + 0.5;
+      const y = (budget) => Math.round(this.level(budget, top)) + 0.5;
       let last = 0;
       pen.strokeStyle = ink.budget;
       pen.lineWidth = 2;
@@ -300,16 +300,23 @@
       pen.fillRect(a, y, width, ROWS.lane);
       pen.strokeStyle = edge;
       if (width > 3) pen.strokeRect(a + 0.5, y + 0.5, width - 1, ROWS.lane - 1);
-      const room = label ? this.room(pen, label) : 0;
-      if (!label || width < room + 4) return;
-      const middle = Math.min(Math.max((a + b) / 2, ROWS.gutter + 10), this.view.width - 10);
+      if (label) this.label(pen, label, a, b, y + ROWS.lane / 2 + 0.5, labelColour, fill);
+    }
+
+    /** A label in the middle of what is in view of a block; none where there is no room. The block's own colour around
+     * the letters (fill), or the background's, keeps lines and hatches out of them. */
+    label(pen, text, a, b, y, colour = this.picture.ink.text, fill = "") {
+      const { ink } = this.picture;
+      const [left, right] = [Math.max(a, ROWS.gutter), Math.min(b, this.view.width)];
+      if (right - left < this.room(pen, text) + 6) return;
       pen.textAlign = "center";
-      if (fill === this.picture.ink.hatch) {
-        pen.fillStyle = this.picture.ink.paper;
-        pen.fillRect(middle - room / 2 - 2, y + ROWS.lane / 2 - 8, room + 4, 16);
-      }
-      pen.fillStyle = labelColour;
-      pen.fillText(label, middle, y + ROWS.lane / 2 + 0.5);
+      pen.lineJoin = "round";
+      pen.lineWidth = 4;
+      pen.strokeStyle = fill && fill !== ink.hatch ? fill : ink.paper;
+      pen.strokeText(text, (left + right) / 2, y);
+      pen.lineWidth = 1;
+      pen.fillStyle = colour;
+      pen.fillText(text, (left + right) / 2, y);
     }
 
     /** Width of a label in pixels; the same few are asked for all the time. */

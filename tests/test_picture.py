@@ -289,6 +289,94 @@ def test_a_budget_set_by_hand_is_shown_as_set(open_page):
     assert re.search(r"Set by hand: 3 a step \(γ\* is [\d.]+\)", page.inner_text(".dp-figure-drafted"))
 
 
+SPY = """() => { window.calls = [];
+  for (const name of ['fillText', 'strokeText', 'stroke']) {
+    const own = CanvasRenderingContext2D.prototype[name];
+    CanvasRenderingContext2D.prototype[name] = function (text = '', x = 0, y = 0) {
+      if (this.canvas.className === 'dp-canvas')
+        calls.push({ name, text, x, y, room: this.measureText(text).width, dashed: this.getLineDash()[0] === 6 });
+      return own.apply(this, arguments); }; } }"""
+
+
+def test_labels_of_the_lanes_stay_in_their_block_and_off_the_budget_line(open_page):
+    """Numbers come after the dashed line, on a ground of their own; what the edge cuts is named in its rest."""
+    frames, _ = frames_of()
+    page = open_page(width=500)
+    draw(page, frames)
+    page.focus(".dp-canvas")
+    page.evaluate(SPY)
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(60)
+    calls = page.evaluate("calls")
+    labels = [i for i, c in enumerate(calls) if c["name"] == "fillText" and re.match(r"\+?\d+( [▲✚]|$)", c["text"])]
+    assert len(labels) > 20
+    left, right = 50, page.evaluate("document.querySelector('.dp-canvas').clientWidth")
+    for i in labels:
+        before, label = calls[i - 1], calls[i]
+        assert (before["name"], before["text"], before["x"]) == ("strokeText", label["text"], label["x"])
+        assert left <= label["x"] - label["room"] / 2 <= label["x"] + label["room"] / 2 <= right
+    strip = [i for i in labels if calls[i]["y"] > 78]
+    line = next(i for i, c in enumerate(calls) if c["name"] == "stroke" and c["dashed"])
+    assert strip[0] > line
+
+
+def test_near_ties_are_explained_where_they_are_named(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    for exact, named in ((True, False), (False, True)):
+        page.evaluate("exact => duochat.drawPicture(place).use({ exact })", exact)
+        page.wait_for_timeout(250)
+        page.evaluate("document.querySelector('.dp-meaning').open = true")
+        assert ("up to near ties" in page.inner_text(".dp-sentence")) == named
+        assert ("near ties" in page.inner_text(".dp-meaning")) == named
+    page.evaluate("document.querySelector('.dp-meaning').open = false")
+    page.click(".dp-term >> text=near ties")
+    assert page.locator(".dp-meaning").get_by_text("16-bit").is_visible()
+
+
+def test_a_pause_is_named_in_the_lanes_on_the_cards_and_in_the_figures(open_page):
+    rounds = [Round(i, i, 0.1 * i, 0.1 * i + 0.1, (i,), "plain", speculation="paused", reason="0.9 of plain decoding")
+              for i in range(1, 12)]  # fmt: skip
+    steps = [Step(r, " word", (" word",)) for r in rounds] + [Step(phase="done", finish="stop")]
+    page = open_page()
+    page.evaluate(SPY)
+    draw(page, fed(steps)[0])
+    page.wait_for_timeout(300)
+    assert "guessing paused: it did not pay" in {c["text"] for c in page.evaluate("calls")}
+    page.hover(".dp-text .dp-plain")
+    told = "The target alone: guessing was paused here: it did not pay (0.9 of plain decoding)."
+    assert told in page.inner_text(".dp-tip")
+    page.click(".dp-figure-cpu > summary")
+    assert "Guessing was paused in 11 of 11 steps: it did not pay." in page.inner_text(".dp-figure-cpu")
+
+
+def test_a_draft_that_takes_turns_is_said_to(open_page):
+    frames, _ = frames_of(decoder="speculative")
+    page = open_page()
+    draw(page, frames)
+    page.click(".dp-figure-cpu > summary")
+    assert "The lanes take turns here" in page.inner_text(".dp-figure-cpu")
+
+
+def test_terms_lead_to_what_they_mean(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    page.evaluate(SPY)
+    draw(page, frames)
+    page.wait_for_timeout(250)
+    page.evaluate("document.querySelector('.dp-fold:has(.dp-figures)').open = false")
+    page.click(".dp-sentence .dp-term >> text=tokens per step")
+    assert page.get_by_text("Plain decoding has exactly 1.").is_visible()
+    name = [c for c in page.evaluate("calls") if "computed budget" in c["text"]][-1]
+    page.click(".dp-canvas", position={"x": name["x"] - 20, "y": name["y"]})
+    assert page.get_by_text("γ* = T_target / T_draft").is_visible()
+    page.click(".dp-figure-drafted > summary")
+    page.click(".dp-key .dp-term")
+    assert page.get_by_text("γ* = T_target / T_draft").is_visible()
+
+
 def test_tested_means_accepted_and_rejected_everywhere(open_page):
     """The figure's sum is the table's: accepted + rejected were tested, what else left the tree is untested."""
     frames, _ = frames_of()

@@ -270,26 +270,5 @@
     span.classList.toggle("dp-nl", text.includes("\n"));
   }
 
-  const LEGEND = [
-    ["accepted", "accepted", "guessed by the draft, chosen by the target too"],
-    ["correction", "correction", "the target’s token after a rejection"],
-    ["bonus", "bonus", "the target’s token after full acceptance"],
-    ["plain", "plain", "the target alone"],
-    ["ghost", "waiting", "drafted, waiting for the target"],
-    ["chip", "discarded", "wrong or never tested: point at the line, or walk to it with the arrow keys"],
-  ];
-
-  function legend() {
-    return make(
-      "p.dp-legend",
-      { "aria-label": "Legend" },
-      ...LEGEND.map(([kind, name, hint]) => {
-        if (kind === "chip") return make("span", { title: hint }, make("span.dp-chip"), ` ${name}`);
-        if (kind === "ghost") return make("span.dp-ghost", { title: hint, data: { text: name } });
-        return make(`span.dp-t.dp-${kind}`, { title: hint, text: name });
-      }),
-    );
-  }
-
-  Object.assign(window.duochat, { Ribbon, legend });
+  Object.assign(window.duochat, { Ribbon });
 })();

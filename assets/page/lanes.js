@@ -60,6 +60,7 @@
     follow() {
       this.following = true;
       this.zoomed = this.clock !== undefined;
+      if (this.given) [this.span, this.right] = [this.given, this.clock];
       this.live.hidden = true;
       this.picture.wake?.();
     }
@@ -108,12 +109,8 @@
       if (answer.rounds.length) this.drawRounds(pen, answer);
       if (!(now - (this.overviewAt || 0) < 250)) {
         this.overviewAt = now;
-        drawOverview(this.pen(this.overview), this.picture, {
-          width,
-          left: ROWS.gutter,
-          from: this.view.start,
-          to: this.right,
-        });
+        const shown = { width, left: ROWS.gutter, from: this.view.start, to: this.right, whole: this.whole };
+        drawOverview(this.pen(this.overview), this.picture, shown);
         this.drawTable();
       }
       return !settled;
@@ -342,11 +339,17 @@
       return this.rooms.get(label);
     }
 
+    /** [start, end] of what can be looked at, in seconds: the answer, or all runs of one clock (see `share`). */
+    get whole() {
+      const { start, end } = this.picture.answer;
+      return this.longest ? [0, this.longest] : [start, end];
+    }
+
     jump(event) {
-      const { answer } = this.picture;
+      const [start, end] = this.whole;
       const share = (event.offsetX - ROWS.gutter) / (this.overview.clientWidth - ROWS.gutter);
       this.unfollow();
-      this.right = answer.start + Math.min(Math.max(share, 0), 1) * (answer.end - answer.start) + this.span / 2;
+      this.right = start + Math.min(Math.max(share, 0), 1) * (end - start) + this.span / 2;
       this.refresh();
     }
 
@@ -356,16 +359,23 @@
       this.picture.wake();
       for (const peer of this.peers || []) {
         const { right, span, zoomed, following } = this;
-        Object.assign(peer, { right, span, zoomed, overviewAt: 0 });
         if (following) peer.follow();
         else peer.unfollow();
+        Object.assign(peer, { right, span, zoomed, overviewAt: 0 });
         peer.picture.wake();
       }
     }
 
-    /** Show the same window as other lanes: `span` seconds up to `clock`, until a hand moves it. */
-    share(peers, span) {
-      Object.assign(this, { peers, span, right: span, zoomed: true, clock: 0 });
+    /** Show the same window as other lanes, on one axis of so many seconds. */
+    share(peers, longest) {
+      Object.assign(this, { peers, longest, right: 0, zoomed: true, clock: 0 });
+    }
+
+    /** The window of a shared clock: `span` seconds up to `clock`, until a hand moves it. */
+    see(clock, span) {
+      const other = this.given !== span;
+      Object.assign(this, { clock, given: span });
+      if (other && this.following) this.follow();
     }
 
     wheel(event) {
@@ -376,8 +386,8 @@
     }
 
     zoom(factor, around = this.right) {
-      const { answer } = this.picture;
-      const span = Math.min(Math.max(this.span * factor, 0.002), Math.max(answer.end - answer.start, 0.01) * 1.05);
+      const [start, end] = this.whole;
+      const span = Math.min(Math.max(this.span * factor, 0.002), Math.max(end - start, 0.01) * 1.05);
       const share = (this.right - around) / this.span;
       this.zoomed = true;
       this.span = span;
@@ -386,10 +396,10 @@
     }
 
     pan(by) {
-      const { answer } = this.picture;
+      const [start, end] = this.whole;
       this.unfollow();
       this.zoomed = true;
-      this.right = Math.min(Math.max(this.right + by, answer.start + this.span * 0.2), answer.end + this.span * 0.2);
+      this.right = Math.min(Math.max(this.right + by, start + this.span * 0.2), end + this.span * 0.2);
       this.refresh();
     }
 
@@ -403,7 +413,7 @@
         End: () => this.follow(),
         Home: () => {
           this.unfollow();
-          this.right = this.picture.answer.start + this.span;
+          this.right = this.whole[0] + this.span;
           this.refresh();
         },
         Escape: () => this.picture.tip.hide(),

@@ -17,7 +17,7 @@
           role: "group",
           "aria-live": "off",
           "aria-label": "The answer, token by token. Arrow keys move from token to token.",
-          onpointerover: (e) => this.point(e.target),
+          onpointermove: (e) => this.point(e.target), // a text that moves under a resting pointer sends none
           onpointerleave: () => this.rest(),
           onclick: (e) => this.click(e.target),
           onkeydown: (e) => this.key(e),
@@ -142,11 +142,14 @@
 
     point(target) {
       const spot = target.closest?.(".dp-t, .dp-chip, .dp-ghost");
+      if (spot === this.pointed) return;
+      this.pointed = spot;
       if (spot) this.show(spot);
       else if (!this.node.contains(document.activeElement)) this.picture.tip.hide();
     }
 
     rest() {
+      this.pointed = null;
       if (!this.node.contains(document.activeElement)) this.picture.tip.hide();
     }
 

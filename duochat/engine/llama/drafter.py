@@ -43,7 +43,6 @@ class LlamaDrafter(TreeDrafter):
         made = changes(context, self._drafted(new, context), self._sampling)
         made = made and made.among(names, rows.shape[1])
         for number, entry in enumerate(new):
-            position = self._cache.start + entry.position + 1
-            with penalised(rows[number], made, number) as row:
-                entry.note = choose(row, position, self._sampling, self.candidates, names)
+            row, position = penalised(rows[number], made, number), self._cache.start + entry.position + 1
+            entry.note = choose(row, position, self._sampling, self.candidates, names)
         return perf_counter() - started

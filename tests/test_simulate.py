@@ -10,6 +10,7 @@ from fakes import FakeDrafter, FakeTarget, path_of
 from test_decoding import check_identities, tokens
 
 from duochat.bench import simulate
+from duochat.bench.metrics import Run
 from duochat.bench.simulate import Friction, Recording
 from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, decode
@@ -156,7 +157,7 @@ def test_what_the_draft_has_not_decoded_on_the_way_is_paid_for():
 def test_recording_what_the_draft_proposes():
     drafter, prompt = FakeDrafter("perfect"), [5, 9, 12, 3]
     answer = tokens(list(decode(prompt, Request(max_tokens=50), FakeTarget(eos=()), None, COSTS)))
-    one = simulate.record(drafter, prompt, answer, 0.5)
+    one = simulate.record(drafter, prompt, Run(answer, "length", 0.5, 0.5))
     assert one.answer == tuple(answer)
     assert tuple(c.tokens[0] for c in one.candidates) == one.answer
     assert one.target_prefill == 0.5
@@ -187,7 +188,8 @@ def test_prediction_against_real_threads():
     drafter, recordings = HashDrafter("noisy"), []
     for prompt in prompts:
         answer = tokens(list(decode(prompt, Request(max_tokens=32), FakeTarget(eos=()), None, costs)))
-        recordings.append(replace(simulate.record(drafter, prompt, answer, 40e-3), draft_prefill=6e-3))
+        run = Run(answer, "length", 40e-3, 40e-3)
+        recordings.append(replace(simulate.record(drafter, prompt, run), draft_prefill=6e-3))
     predicted = simulate.predict(costs, recordings, friction=Friction(between_forwards=1e-3, between_batches=1e-3))
     for decoder in ("speculative", "duodecoding", "duotree"):
         for _ in range(3):
@@ -229,7 +231,7 @@ def test_sampling_reaches_the_recorded_draft():
     seen = []
     expand = drafter.expand
     drafter.expand = lambda c, n, sampling, x: seen.append(sampling) or expand(c, n, sampling, x)
-    simulate.record(drafter, [5, 6], [7, 8, 9], 0.1, Sampling(0.7, seed=4))
+    simulate.record(drafter, [5, 6], Run([7, 8, 9], "length", 0.1, 0.2), Sampling(0.7, seed=4))
     assert set(seen) == {Sampling(0.7, seed=4)}
     assert path_of([5, 6], simulate.Node(9, None, 1)) == [5, 6]
 
@@ -246,7 +248,7 @@ def test_forecast_of_an_engine():
     Lanes.target.measure = lambda widths, context: {1: T}
     Lanes.drafter.measure = lambda sizes, threads: {1: D}
     steps = []
-    found = simulate.forecast(Lanes, [[5, 9, 12, 3], [8, 8, 2]], 20, lambda *step: steps.append(step))
+    found = simulate.forecast(Lanes, [[5, 9, 12, 3], [8, 8, 2]], None, 20, lambda *step: steps.append(step))
     assert steps == [(1, 2), (2, 2)]
     assert found.keys() == DECODERS.keys()
     assert all(speed > 0 for speed in found.values())

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from fakes import FakeDrafter, FakeTarget, choose, costs, logits
 
-from duochat.bench.ties import GREEDY, PLAIN, answer, compare, study
+from duochat.bench import tasks
+from duochat.bench.contest import Decoder, Plan
+from duochat.bench.metrics import first_difference
+from duochat.bench.ties import gaps, study
 from duochat.engine.engine import Engine
+from duochat.engine.sampling import Sampling
 
 PROMPT = [7, 8, 9]
 
@@ -26,33 +30,54 @@ class Wide(FakeTarget):
         return replace(told, tokens=[seconds[i] if i in turned else t for i, t in enumerate(told.tokens)])
 
 
+class Words:
+    """A question's text is its token ids."""
+
+    def prompt(self, messages):
+        return [int(word) for word in messages[0]["content"].split()]
+
+    def decode(self, ids):
+        return ""
+
+
 def engine(target):
     return Engine(target, FakeDrafter(), costs())
 
 
+def plan(*prompts):
+    questions = [tasks.Question("qa", prompt, (prompt, "and more")) for prompt in prompts]
+    return Plan(questions, max_tokens=24, tokenizer=Words(), context_length=1000)
+
+
+def answer(target, context, most):
+    return Decoder("autoregressive", engine(target)).answer(context, Sampling(), most, lambda: False).tokens
+
+
 def test_equal_answers_have_no_gaps():
-    found = study(engine(FakeTarget()), [PROMPT, [4, 5]], 24)
+    found = study(engine(FakeTarget()), plan("7 8 9", "4 5"))
     assert found["prompts"] == 2
+    assert found["decoders"].keys() == {"speculative", "duodecoding", "duotree"}
     for one in found["decoders"].values():
         assert (one["answers_that_differ"], one["tokens_not_the_plain_choice"], one["greatest_gap_nats"]) == (0, 0, 0)
 
 
 def test_a_turned_tie_is_found_and_its_gap_measured():
-    pair = engine(Wide())
-    plain = answer(pair, PROMPT, PLAIN, 24)
+    plain = answer(FakeTarget(), PROMPT, 24)
     second = int(np.argsort(-logits(PROMPT + plain[:2]))[1])
-    other = answer(engine(FakeTarget()), [*PROMPT, *plain[:2], second], PLAIN, 21)
-    found = compare(FakeTarget(), PROMPT, plain, [*plain[:2], second, *other])
-    _, p, _ = choose(logits(PROMPT + plain[:2]), GREEDY, 5)
-    assert found["first"] == 2
-    assert found["gaps"] == [pytest.approx(log(p[plain[2]] / p[second]))]
+    other = [*plain[:2], second, *answer(FakeTarget(), [*PROMPT, *plain[:2], second], 21)]
+    _, p, _ = choose(logits(PROMPT + plain[:2]), Sampling(), 5)
+    assert first_difference(plain, other) == 2
+    assert list(gaps(FakeTarget(), PROMPT, other, 2)) == [pytest.approx(log(p[plain[2]] / p[second]))]
 
 
 def test_a_decoder_whose_forwards_are_wide_is_reported():
-    found = study(engine(Wide()), [PROMPT], 24)
-    assert found["decoders"]["speculative"]["answers_that_differ"] == 1
-    assert found["decoders"]["speculative"]["first_differences"] == [2]
+    found = study(engine(Wide()), plan("7 8 9"))["decoders"]["speculative"]
+    assert found["answers_that_differ"] == 1
+    assert found["first_differences"] == [2]
+    assert found["tokens_not_the_plain_choice"] == 1
+    assert found["greatest_gap_nats"] > 0
 
 
 def test_an_answer_that_ends_early_differs_at_its_end():
-    assert compare(FakeTarget(), PROMPT, [1, 2, 3], [1, 2])["first"] == 2
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([1, 2], [1, 2]) is None

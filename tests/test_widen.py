@@ -12,13 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from duochat import DuoChatError
 from duochat.__main__ import main
 from duochat.distill import widen_gguf
-from duochat.distill.widen import LIKE, Shape, write
-from duochat.distill.widened import widen
+from duochat.distill.widened import LIKE, Shape, widen, write
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
-from duochat.models import store, target_folder
-from duochat.models.folder import refuse_broken
-from duochat.models.stand_in import RECIPE, recipe, stands_for
+from duochat.models import store
+from duochat.models.convert import require_target, target_folder
+from duochat.models.folder import RECIPE, recipe, stands_for
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
@@ -42,13 +41,16 @@ def test_same_logits(shape, family, tied):
                 if part.bias is not None:
                     part.bias.normal_(0, 0.3)
     large = widen(model, shape, torch.device("cpu"), torch.float32)
-    assert large.config.hidden_size == shape.hidden
-    assert len(large.model.layers) == shape.layers
+    assert large.config.hidden_size == shape.hidden_size
+    assert len(large.model.layers) == shape.num_hidden_layers
     ids = torch.randint(0, 90, (2, 11))
     with torch.no_grad():
         expected, got = model(ids).logits, large(ids).logits
     torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
-    assert not torch.equal(large.model.layers[0].mlp.up_proj.weight[-1], torch.zeros(shape.hidden)) or shape.ffn == 40
+    assert (
+        not torch.equal(large.model.layers[0].mlp.up_proj.weight[-1], torch.zeros(shape.hidden_size))
+        or shape.intermediate_size == 40
+    )
 
 
 def test_a_target_that_is_too_large_is_refused():
@@ -60,7 +62,7 @@ def test_a_widened_folder_loads_as_any_other_and_says_what_it_stands_for(tmp_pat
     monkeypatch.setitem(LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
     small().save_pretrained(tmp_path / "small")
     write(tmp_path / "small", "llama-2-7b", tmp_path / "wide")
-    refuse_broken(tmp_path / "wide")
+    require_target(tmp_path / "wide")
     options = {"device": "cpu", "context_length": 64, "compile": False}
     made, plain = (TorchTarget.load(tmp_path / name, **options) for name in ("wide", "small"))
     assert "llama-2-7b (cost-faithful)" in made.describe()["target"]

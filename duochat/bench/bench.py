@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
-from duochat.bench import machine, report, simulate, tasks
-from duochat.bench.contest import Bench, Plan
-from duochat.bench.contestants import Contestant, Decoder, forget
+from duochat.bench import contest, machine, report, simulate
+from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, positive
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.bench.peers import PEERS, Peers
 from duochat.engine.calibration import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
-from duochat.models import cache_dir, fetch
-from duochat.models.stand_in import stands_for
+from duochat.models.fetch import fetch
+from duochat.models.folder import stands_for
+from duochat.models.store import cache_dir
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds
@@ -33,41 +31,23 @@ SAVE_EVERY = 10.0  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tasks", metavar="A,B|all", default="all", help=f"of {', '.join(tasks.TASKS)}")
-    parser.add_argument("--limit", metavar="N", type=_positive, help="questions of each task")
+    contest.add_arguments(parser, limit=None, max_tokens=None)
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
     parser.add_argument("--peers", metavar="A,B", default="", help=f"llama.cpp's own server: {', '.join(PEERS)}")
     parser.add_argument("--llama-server", metavar="PATH", default="llama-server", help="the server of --peers")
     lengths, least = "tokens that its draft may write, the best is taken", "probabilities that end its draft, likewise"
-    parser.add_argument("--draft-max", metavar="N,…", type=_list(int), default=[2, 4, 8, 16], help=lengths)
-    parser.add_argument("--draft-p-min", metavar="P,…", type=_list(float), default=[0.0, 0.75], help=least)
+    numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--draft-max", metavar="N,…", type=numbers(int), default=[2, 4, 8, 16], help=lengths)
+    parser.add_argument("--draft-p-min", metavar="P,…", type=numbers(float), default=[0.0, 0.75], help=least)
     parser.add_argument("--simulate", action="store_true", help="also predict the same on a virtual clock")
-    parser.add_argument("--prompts", metavar="DIR", type=Path, help="prompts in Spec-Bench's format instead of ours")
-    parser.add_argument("--max-tokens", metavar="N", type=_positive, help="of each answer (128; without a GPU 96)")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
     parser.add_argument("--top-k", metavar="K", type=int, default=0, help="0 = off")
     parser.add_argument("--top-p", metavar="P", type=float, default=1.0, help="1 = off")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the first repeat; the next has S + 1")
-    parser.add_argument("--repeat", metavar="N", type=_positive, default=1, help="times that everything is asked")
+    parser.add_argument("--repeat", metavar="N", type=positive, default=1, help="times that everything is asked")
     parser.add_argument("--json", metavar="FILE", type=Path, help="where the results go (default: the cache folder)")
     parser.add_argument("--html", metavar="FILE", type=Path, help="where the report goes (default: beside the JSON)")
     parser.add_argument("--resume", action="store_true", help="go on where the JSON file ends")
-    terminal.add_pair(parser)
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
-def _list(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """The type of an argument with commas."""
-
-    def values(text: str) -> list[Any]:
-        return [kind(part) for part in text.split(",")]
-
-    return values
 
 
 def main(args: argparse.Namespace) -> int:
@@ -80,35 +60,30 @@ def main(args: argparse.Namespace) -> int:
         check_writable(path)
     args.max_tokens = args.max_tokens or (128 if machine.gpus() else 96)
     names, rivals = chosen_decoders(args.decoders), chosen("peer", args.peers, PEERS)
-    plan = read_plan(args)
+    sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
+    plan = Plan.of(args, sampling, args.repeat)
     settings = config.load(args.config, target=args.target, draft=args.draft)
     about = {"settings": describe_settings(args, settings, [*names, *rivals]), "machine": machine.describe()}
     if sentence := machine.warning(about["machine"]):
         terminal.report(sentence)
     bar = terminal.Bar()
-    talk = load_chat(settings, bar)
-    if talk.engine.drafter is None:
-        raise DuoChatError(f"There is nothing to compare without a draft: {talk.engine.fault}")
+    chat = load_chat(settings, bar)
+    engine, plan = chat.engine, plan.on(chat)
+    if engine.drafter is None:
+        raise DuoChatError(f"There is nothing to compare without a draft: {engine.fault}")
     bar("Measuring both devices", 0, 0)
-    talk.engine.calibrate()  # a stored calibration may be of a busier hour
-    contestants = [Decoder(name, talk.engine) for name in names]
+    engine.calibrate()  # a stored calibration may be of a busier hour
+    contestants = [Decoder(name, engine) for name in names]
     if rivals:
-        asked = Bench([], talk.tokenizer, talk.engine.context_length, plan)
-        contexts = [asked.first_context(question) for question in plan.questions]
-        peers = Peers(settings, talk.engine, args.llama_server, args.draft_max, args.draft_p_min, contexts, bar)
+        peers = Peers(settings, engine, args.llama_server, args.draft_max, args.draft_p_min, plan.firsts, bar)
         contestants += [peers(name) for name in rivals]
         about["tried"] = peers.tried
     bar.close()
-    return measure(args, plan, talk.engine, talk.tokenizer, contestants, about)
+    return measure(args, plan, engine, contestants, about)
 
 
 def measure(
-    args: argparse.Namespace,
-    plan: Plan,
-    engine: Any,
-    tokenizer: Any,
-    contestants: Sequence[Contestant],
-    about: dict[str, Any],
+    args: argparse.Namespace, plan: Plan, engine: Any, contestants: Sequence[Contestant], about: dict[str, Any]
 ) -> int:
     """The benchmark proper, on models that are loaded; returns the exit status."""
     from duochat.bench import report_page  # plotly takes its time to load
@@ -117,7 +92,7 @@ def measure(
     compiles = not engine.target.shares_cores and lanes.get("target_backend") == "torch"
     about |= {"machine": about["machine"] | {"lanes": lanes}, "calibration": engine.costs.to_dict()}
     about["strict"] = lanes.get("target_dtype") == "float32" or about["settings"]["reproducible"]
-    bench = Bench(contestants, tokenizer, engine.context_length, plan, compiles)
+    bench = Bench(contestants, plan, compiles)
     if args.resume:
         resume(bench, args.json, about["settings"])
 
@@ -125,7 +100,7 @@ def measure(
         return report.build(bench.runs, kinds(bench), about)
 
     if compiles:
-        capture(engine.target, plan.longest(tokenizer))
+        capture(engine.target, plan.longest)
     stopped = carry_out(bench, args.json, results)
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
@@ -147,26 +122,17 @@ def capture(target: Target, longest: int) -> None:
 
 
 def check_simulation(bench: Bench, engine: Any) -> dict[str, Any]:
-    """Tokens/s measured and simulated with what was measured, over one request of each task: its first turn's."""
-    first = {question.task: question for question in reversed(bench.plan.questions)}.values()
-    contexts = {(question.task, question.id, 0, 0): bench.first_context(question) for question in first}
-    ours = [contestant.name for contestant in bench.contestants if contestant.kind == "decoder"]
-    runs = {name: [run for run in bench.runs if run.decoder == name and run.request in contexts] for name in ours}
-    recordings = []
-    for run in runs[REFERENCE]:
-        context, others = contexts[run.request], {"max_tokens": bench.plan.max_tokens, "forward": run.tpot_s}
-        forget(engine.target, engine.drafter, context)
-        recordings.append(
-            simulate.record(engine.drafter, context, run.tokens, run.first_s, bench.plan.sampling, **others)
-        )
-    gap = median(run.gap_s for run in runs[REFERENCE])
-    friction = simulate.friction(engine.target, engine.drafter, engine.costs, gap)
-    return {
-        "requests": len(recordings),
-        "friction": asdict(friction),
-        "measured": {n: sum(len(r.tokens) for r in own) / sum(r.total_s for r in own) for n, own in runs.items()},
-        "predicted": simulate.predict(engine.costs, recordings, ours, friction),
-    }
+    """Tokens/s measured, and simulated now, over one request of each task: its first turn's."""
+    plan = bench.plan
+    first = {question.task: question for question in reversed(plan.questions)}.values()
+    asked = {(question.task, question.id, 0, 0): plan.context(question.turns[:1]) for question in first}
+    measured = {}
+    for contestant in bench.contestants:
+        if contestant.kind == "decoder":
+            runs = [run for run in bench.runs if run.decoder == contestant.name and run.request in asked]
+            measured[contestant.name] = sum(len(r.tokens) for r in runs) / sum(r.total_s for r in runs)
+    predicted = simulate.forecast(engine, list(asked.values()), plan.sampling, plan.max_tokens)
+    return {"requests": len(asked), "measured": measured, "predicted": predicted}
 
 
 def kinds(bench: Bench) -> dict[str, str]:
@@ -192,36 +158,14 @@ def chosen_decoders(text: str) -> list[str]:
     return list(dict.fromkeys([REFERENCE, *chosen("decoder", text, DECODERS)]))
 
 
-def chosen(what: str, text: str, known: Iterable[str]) -> list[str]:
-    """Names from a list with commas, or all. Raises DuoChatError on one that is not known."""
-    known = list(known)
-    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in known]:
-        raise DuoChatError(f"There is no {what} {unknown[0]!r}: choose from {', '.join(known)}, or all.")
-    return names
-
-
-def read_plan(args: argparse.Namespace) -> Plan:
-    questions = tasks.load(chosen("task", args.tasks, tasks.TASKS), args.limit, args.prompts)
-    sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
-    return Plan(questions, sampling, args.max_tokens, args.repeat)
-
-
 def describe_settings(args: argparse.Namespace, settings: config.Settings, names: Sequence[str]) -> dict[str, Any]:
     """What decides the results, for the report and for --resume."""
+    asked = ("tasks", "limit", "max_tokens", "temperature", "top_k", "top_p", "repeat")
     return {
-        "target": settings.target,
-        "draft": settings.draft,
-        "reproducible": settings.reproducible,
-        "tasks": args.tasks,
-        "limit": args.limit,
+        **{name: getattr(settings, name) for name in ("target", "draft", "reproducible")},
+        **{name: getattr(args, name) for name in asked},
         "prompts": str(args.prompts) if args.prompts else "our own",
-        "max_tokens": args.max_tokens,
-        "temperature": args.temperature,
-        "top_k": args.top_k,
-        "top_p": args.top_p,
         "seeds": [args.seed + n for n in range(args.repeat)],
-        "repeat": args.repeat,
         "decoders": list(names),
         "cost_faithful": stands_for(fetch(settings.target)),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -27,7 +27,8 @@ from duochat.engine.lanes import Candidates
 from duochat.engine.llama import speeds
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
 from duochat.engine.llama.speeds import Lane
-from duochat.models import cached, gguf
+from duochat.models import gguf
+from duochat.models.fetch import cached
 
 WORTH = 1.1  # a smaller gain is none
 ASSUMED = 0.65  # agreement of a pair of which none is known
@@ -68,24 +69,20 @@ class Model:
     def of_file(cls, path: Path) -> Model | None:
         """From a GGUF file's header; None for a model without attention. Raises DuoChatError."""
         header = gguf.read(path)
-        found: dict[str, Counter[str]] = {name: Counter() for name in KINDS}
-        size = expert = 0.0
-        share = header.get("expert_used_count", 0) / max(1, header.get("expert_count", 0)) or 1.0
+        found: dict[str, Counter[str]] = defaultdict(Counter)  # bytes of the matrices of a name by their kind
         for tensor in (t for t in header.tensors if len(t.shape) > 1):
-            _, _, name = tensor.name.removesuffix(".weight").rpartition(".")
-            own, kind = name.removesuffix("_exps"), GGMLQuantizationType(tensor.type).name
-            if own in found:
-                found[own][kind] += tensor.size
-            if own not in OUTER:
-                size += tensor.size * (share if own != name else 1.0)
-                expert += tensor.size * share if own != name else 0.0
-        if not found["attn_output"]:
+            name = tensor.name.removesuffix(".weight").rpartition(".")[2]
+            found[name][GGMLQuantizationType(tensor.type).name] += tensor.size
+        if "attn_output" not in found:
             return None
-        shape, usual = (
-            replace(_shape(header), tied=not found["output"]),
-            sum(found.values(), Counter()).most_common(1)[0][0],
-        )
-        kinds = {name: kind.most_common(1)[0][0] if kind else usual for name, kind in found.items()}
+        share = header.get("expert_used_count", 0) / max(1, header.get("expert_count", 0)) or 1.0
+        shape = replace(_shape(header), tied="output" not in found)
+        layers = [(name.endswith("_exps"), kind.total()) for name, kind in found.items() if name not in OUTER]
+        expert = share * sum(size for mixed, size in layers if mixed)
+        size = expert + sum(size for mixed, size in layers if not mixed)
+        of = {name: found[name] + found[f"{name}_exps"] for name in KINDS}
+        usual = sum(of.values(), Counter()).most_common(1)
+        kinds = {name: (kind.most_common(1) or usual)[0][0] for name, kind in of.items()}
         return cls(shape, kinds, size / speeds.size(shape, kinds, False), share, expert / size)
 
     @classmethod
@@ -117,18 +114,18 @@ class Model:
 
 
 def _shape(header: gguf.Header) -> Shape:
-    width, heads = header.get("embedding_length"), _largest(header.get("attention.head_count"))
-    inner = _largest(header.get("feed_forward_length", 0))
+    def largest(key: str, default: Any = None) -> int:
+        """Some models have another number in each layer."""
+        value = header.get(key, default)
+        return max(value) if isinstance(value, list) else value
+
+    width, heads = header.get("embedding_length"), largest("attention.head_count")
+    inner = largest("feed_forward_length", 0)
     if used := header.get("expert_used_count", 0):
         inner = used * header.get("expert_feed_forward_length", inner)
     head = header.get("attention.key_length", width // heads)
-    groups = _largest(header.get("attention.head_count_kv", heads))
+    groups = largest("attention.head_count_kv", heads)
     return Shape(width, inner, header.get("block_count"), heads, groups, head, len(header.tokens))
-
-
-def _largest(value: int | list[int]) -> int:
-    """Some models have another number in each layer."""
-    return max(value) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From rounds to figures: one record (`Run`) for each request, and the summaries over them. Pure.
+"""From rounds to figures: one record (`Run`) for each request, and the summary of a contestant's. Pure.
 
 Facts and sums are stored; rates are derived. Times are seconds. Definitions: README, "Words", and `report.FIGURES`.
 """
@@ -6,8 +6,9 @@ Facts and sums are stored; rates are derived. Times are seconds. Definitions: RE
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise, zip_longest
 from statistics import fmean, median
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from duochat.engine.rounds import Round, total
 
 REFERENCE = "autoregressive"  # what every decoder is compared with
-COUNTS = ("drafted", "accepted", "rejected", "ignored", "pending")
+COUNTS = ("drafted", "accepted", "rejected", "ignored", "pending", "hits", "outcomes")
 
 # An answer loops when it says again what it said before. Of 163 answers of SmolLM2 to our own and Spec-Bench's prompts
 # (assets/results) all with a share of REPEATED or more go round in circles; up to .12 one sentence stands there twice.
@@ -27,14 +28,8 @@ REPEATED = 0.15
 
 @dataclass(slots=True)
 class Run:
-    """One request answered by one decoder. Peers know of no rounds: what they cannot tell stays 0 or empty."""
+    """One request answered by one contestant. Peers know of no rounds: what they cannot tell stays 0 or empty."""
 
-    task: str
-    question: str
-    turn: int
-    repeat: int
-    decoder: str
-    prompt_tokens: int
     tokens: list[int]  # the answer
     finish: str  # "stop" or "length"
     first_s: float  # request to first token: TTFT
@@ -53,6 +48,32 @@ class Run:
     gap_s: float = 0.0  # median host time between two forwards, waiting for a draft apart
     depths: list[list[int]] = field(default_factory=list)  # [accepted, tested] by place in the draft, from the first on
     speculation: str = ""  # of the last round
+    task: str = ""
+    question: str = ""
+    turn: int = 0
+    repeat: int = 0
+    decoder: str = ""
+    prompt_tokens: int = 0
+
+    @classmethod
+    def of_rounds(cls, rounds: Sequence[Round], first_s: float, total_s: float) -> Run:
+        """What an answer's rounds tell. first_s, total_s: by the clock of whoever asked."""
+        stats = total(rounds)
+        gaps = [max(0.0, b.started - a.ended - b.waited) for a, b in pairwise(rounds) if b.tokens]
+        return cls(
+            [token for r in rounds for token in r.tokens],
+            rounds[-1].finish or "",
+            first_s,
+            total_s,
+            stats.rounds,
+            **{name: getattr(stats, name) for name in COUNTS},
+            budget=fmean(stats.budgets),
+            cpu_busy_s=stats.cpu_busy,
+            gpu_busy_s=stats.gpu_busy,
+            gap_s=median(gaps or [0.0]),
+            depths=depths(rounds),
+            speculation=rounds[-1].speculation,
+        )
 
     @property
     def request(self) -> tuple[str, str, int, int]:
@@ -69,9 +90,6 @@ class Run:
         """Whether the answer goes round in circles: see REPEATED."""
         return repeated(self.tokens) >= REPEATED
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Run:
         known = {f.name for f in fields(cls)}
@@ -84,148 +102,86 @@ def repeated(tokens: Sequence[int]) -> float:
     return 1 - len(set(passages)) / len(passages) if passages else 0.0
 
 
-# ---------------------------------------------------------------- one request
-
-
-def of_rounds(rounds: Sequence[Round]) -> dict[str, Any]:
-    """The fields of a `Run` that its rounds tell."""
-    stats = total(rounds)
-    return {
-        "tokens": [token for r in rounds for token in r.tokens],
-        "finish": rounds[-1].finish or "",
-        "forwards": stats.rounds,
-        **{name: getattr(stats, name) for name in (*COUNTS, "hits", "outcomes")},
-        "budget": fmean(stats.budgets),
-        "cpu_busy_s": stats.cpu_busy,
-        "gpu_busy_s": stats.gpu_busy,
-        "gap_s": median([*gaps(rounds)] or [0.0]),
-        "depths": depths(rounds),
-        "speculation": rounds[-1].speculation,
-    }
-
-
-def gaps(rounds: Sequence[Round]) -> list[float]:
-    """Host seconds between the forwards of an answer, without what was spent waiting for a draft."""
-    return [max(0.0, b.started - a.ended - b.waited) for a, b in pairwise(rounds) if b.tokens]
-
-
 def depths(rounds: Sequence[Round]) -> list[list[int]]:
     """[accepted, tested] at each place of the draft, counted from the root: siblings are one test."""
-    found: list[list[int]] = []
-    for r in rounds:
-        taken = len(r.accepted)
-        for depth in range(taken + bool(r.rejected)):
-            if depth == len(found):
-                found.append([0, 0])
-            found[depth][0] += depth < taken
-            found[depth][1] += 1
-    return found
+    taken = [len(r.accepted) for r in rounds]
+    tested = [n + bool(r.rejected) for n, r in zip(taken, rounds, strict=True)]
+    return [[sum(n > depth for n in counts) for counts in (taken, tested)] for depth in range(max(tested))]
 
 
 # ---------------------------------------------------------------- over requests
 
 
 def summary(runs: Sequence[Run], reference: Sequence[Run] = ()) -> dict[str, Any]:
-    """Figures of one decoder over its runs, not empty. reference: plain decoding's runs."""
+    """`report.FIGURES` of one contestant over its runs, not empty. reference: plain decoding's runs."""
     straight, plain = without_loops(runs, reference)
+    tokens = sum(len(run.tokens) for run in runs)
+    counts = {name: sum(getattr(run, name) for run in runs) for name in (*COUNTS, "forwards", "loops")}
+    by_round = lambda part: _share(part, counts["forwards"])  # noqa: E731
+    firsts, tpots = [run.first_s for run in runs], [run.tpot_s for run in runs if len(run.tokens) > 1] or [0.0]
+    span = sum(run.total_s - run.first_s for run in runs if run.forwards)
+    idle = lambda busy: 1 - sum(busy) / span if span else None  # noqa: E731
+    pairs = zip_longest(*(run.depths for run in runs), fillvalue=(0, 0))
+    places = [[sum(column) for column in zip(*place, strict=True)] for place in pairs]
     return {
         "requests": len(runs),
-        "tokens": sum(len(run.tokens) for run in runs),
+        "tokens": tokens,
         "tokens_per_s": tokens_per_s(runs),
         "speedup": speedup(runs, reference),
         "speedup_interval": interval(runs, reference),
-        "loops": sum(run.loops for run in runs),
+        "loops": counts["loops"],
         "requests_without_loops": len(straight),
         "tokens_per_s_without_loops": tokens_per_s(straight),
         "speedup_without_loops": speedup(straight, plain),
-        **_latency(runs),
-        **_drafting(runs),
-        **_devices(runs),
+        "ttft_median_s": median(firsts),
+        "ttft_p95_s": float(np.percentile(firsts, 95)),
+        "tpot_median_s": median(tpots),
+        "tpot_p95_s": float(np.percentile(tpots, 95)),
+        "mean_accepted_length": by_round(tokens),
+        "acceptance_rate": _share(counts["accepted"], counts["accepted"] + counts["rejected"]),
+        **{name: counts[name] for name in COUNTS[:5]},
+        "drafted_per_round": by_round(counts["drafted"]),
+        "verified_per_round": by_round(counts["pending"]),
+        "budget": fmean(run.budget for run in runs),
+        "hit_rate": _share(counts["hits"], counts["outcomes"]),
+        "acceptance_by_position": [_share(*place) for place in places],
+        "tested_by_position": [tested for _, tested in places],
+        "paused": sum(run.speculation.startswith("paused") for run in runs),
+        "cpu_idle": idle(run.cpu_busy_s for run in runs),
+        "gpu_idle": idle(run.gpu_busy_s for run in runs),
+        "gap_median_s": median(run.gap_s for run in runs),
     }
 
 
-def without_loops(runs: Iterable[Run], reference: Iterable[Run]) -> tuple[list[Run], list[Run]]:
+def without_loops(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[Run]]:
     """Both without the requests that either of them answered with a loop: one side alone would be flattered."""
     both = [*runs], [*reference]
-    out = {run.request for side in both for run in side if run.loops}
-    own, other = ([run for run in side if run.request not in out] for side in both)
-    return own, other
-
-
-def _sum(runs: Iterable[Run], name: str) -> float:
-    return sum(getattr(run, name) for run in runs)
+    loops = {run.request for side in both for run in side if run.loops}
+    return [[run for run in side if run.request not in loops] for side in both]
 
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _latency(runs: Sequence[Run]) -> dict[str, Any]:
-    firsts = [run.first_s for run in runs]
-    tpots = [run.tpot_s for run in runs if len(run.tokens) > 1] or [0.0]
-    return {
-        "ttft_median_s": median(firsts),
-        "ttft_p95_s": float(np.percentile(firsts, 95)),
-        "tpot_median_s": median(tpots),
-        "tpot_p95_s": float(np.percentile(tpots, 95)),
-    }
-
-
-def _drafting(runs: Sequence[Run]) -> dict[str, Any]:
-    counts = {name: _sum(runs, name) for name in COUNTS}
-    forwards, places = _sum(runs, "forwards"), _added(run.depths for run in runs)
-    return {
-        "mean_accepted_length": _share(sum(len(run.tokens) for run in runs), forwards),
-        "acceptance_rate": _share(counts["accepted"], counts["accepted"] + counts["rejected"]),
-        **counts,
-        "drafted_per_round": _share(counts["drafted"], forwards),
-        "verified_per_round": _share(counts["pending"], forwards),
-        "budget": fmean(run.budget for run in runs),
-        "hit_rate": _share(_sum(runs, "hits"), _sum(runs, "outcomes")),
-        "acceptance_by_position": [_share(accepted, tested) for accepted, tested in places],
-        "tested_by_position": [tested for _, tested in places],
-        "paused": sum(run.speculation.startswith("paused") for run in runs),
-    }
-
-
-def _devices(runs: Sequence[Run]) -> dict[str, Any]:
-    span = sum(run.total_s - run.first_s for run in runs if run.forwards)
-    return {
-        "cpu_idle": 1 - _sum(runs, "cpu_busy_s") / span if span else None,
-        "gpu_idle": 1 - _sum(runs, "gpu_busy_s") / span if span else None,
-        "gap_median_s": median(run.gap_s for run in runs),
-    }
-
-
-def _added(lists: Iterable[Sequence[Sequence[int]]]) -> list[list[int]]:
-    """Pairs summed place by place; lists may differ in length."""
-    columns = (zip(*pairs, strict=True) for pairs in zip_longest(*lists, fillvalue=(0, 0)))
-    return [[sum(column) for column in pair] for pair in columns]
-
-
 # ---------------------------------------------------------------- speed, and how sure it is
 
-Timing = tuple[float, float]  # tokens, seconds
+Timings = dict[tuple[str, str, int], np.ndarray]  # by task, question and repeat: tokens and seconds of all turns
 
 
-def _timings(runs: Iterable[Run]) -> dict[tuple[str, str], dict[int, Timing]]:
-    """Tokens and seconds of each question, its turns together, by repeat."""
-    found: dict[tuple[str, str], dict[int, Timing]] = {}
+def _timings(runs: Iterable[Run]) -> Timings:
+    found: Timings = defaultdict(lambda: np.zeros(2))
     for run in runs:
-        repeats = found.setdefault((run.task, run.question), {})
-        tokens, seconds = repeats.get(run.repeat, (0, 0.0))
-        repeats[run.repeat] = tokens + len(run.tokens), seconds + run.total_s
+        found[run.task, run.question, run.repeat] += len(run.tokens), run.total_s
     return found
-
-
-def _speed(timings: Iterable[Timing]) -> float:
-    tokens, seconds = (sum(values) for values in zip(*timings, strict=True))
-    return _share(tokens, seconds)
 
 
 def tokens_per_s(runs: Iterable[Run]) -> float:
     """Mean over questions of tokens / seconds from request to last token (as Spec-Bench); 0 without any."""
-    return fmean([_speed(repeats.values()) for repeats in _timings(runs).values()] or [0.0])
+    questions: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for (task, question, _), timing in _timings(runs).items():
+        questions[task, question] += timing
+    return fmean([_share(*timing) for timing in questions.values()] or [0.0])
 
 
 def speedup(runs: Iterable[Run], reference: Iterable[Run]) -> float:
@@ -239,36 +195,25 @@ def interval(runs: Iterable[Run], reference: Iterable[Run], draws: int = 400, se
     Both decoders' timings of a question stay together.
     """
     tasks, rng = _paired(runs, reference), random.Random(seed)
-    drawn = ([_drawn(questions, rng) for questions in tasks] for _ in range(draws if tasks else 0))
-    values = [_ratio(each) for each in drawn] or [0.0]
-    low, high = np.percentile(values, (2.5, 97.5))
+    again = lambda values: rng.choices(values, k=len(values))  # noqa: E731
+    drawn = ([[again(pairs) for pairs in again(questions)] for questions in tasks] for _ in range(draws))
+    low, high = np.percentile([_ratio(each) for each in drawn], (2.5, 97.5))
     return float(low), float(high)
 
 
-Pairs = list[tuple[Timing, Timing]]  # of one question: a repeat each, ours and the reference's
-
-
-def _paired(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[Pairs]]:
-    """Task by task, question by question: what both have measured."""
+def _paired(runs: Iterable[Run], reference: Iterable[Run]) -> list[list[list[np.ndarray]]]:
+    """Task by task, question by question, repeat by repeat what both have measured: ours, then the reference's."""
     own, other = _timings(runs), _timings(reference)
-    tasks: dict[str, list[Pairs]] = {}
+    tasks: dict[str, dict[str, list[np.ndarray]]] = defaultdict(lambda: defaultdict(list))
     for key in sorted(own.keys() & other.keys()):
-        if repeats := sorted(own[key].keys() & other[key].keys()):
-            tasks.setdefault(key[0], []).append([(own[key][n], other[key][n]) for n in repeats])
-    return list(tasks.values())
+        tasks[key[0]][key[1]].append(np.array([own[key], other[key]]))
+    return [list(questions.values()) for questions in tasks.values()]
 
 
-def _ratio(tasks: Iterable[Sequence[Pairs]]) -> float:
+def _ratio(tasks: Iterable[Sequence[Sequence[np.ndarray]]]) -> float:
     """The mean over tasks of the ratio of summed speeds."""
-    sides = ([[_speed(side) for side in zip(*pairs, strict=True)] for pairs in questions] for questions in tasks)
-    return fmean(
-        [_share(sum(own for own, _ in speeds), sum(other for _, other in speeds)) for speeds in sides] or [0.0]
-    )
-
-
-def _drawn(questions: Sequence[Pairs], rng: random.Random) -> list[Pairs]:
-    """As many questions, drawn with replacement, each with repeats drawn alike."""
-    return [rng.choices(pairs, k=len(pairs)) for pairs in rng.choices(questions, k=len(questions))]
+    sums = (np.array([sum(pairs) for pairs in questions]) for questions in tasks)
+    return fmean([_share(*(each[..., 0] / each[..., 1]).sum(0)) for each in sums] or [0.0])
 
 
 # ---------------------------------------------------------------- equality
@@ -279,14 +224,12 @@ def differences(runs: Iterable[Run], reference: Iterable[Run]) -> list[dict[str,
     plain = {run.request: run.tokens for run in reference}
     found = []
     for run in runs:
-        other = plain.get(run.request, run.tokens)
-        if run.tokens != other:
+        if (position := first_difference(run.tokens, plain.get(run.request, run.tokens))) is not None:
             place = {"task": run.task, "question": run.question, "turn": run.turn, "repeat": run.repeat}
-            found.append({**place, "position": first_difference(run.tokens, other)})
+            found.append({**place, "position": position})
     return found
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Index of the first place where two sequences differ; the shorter one's length when it begins the other."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    return next((i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b), None)

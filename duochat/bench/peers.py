@@ -6,26 +6,28 @@ for that gave the most tokens per second on some of the benchmark's own prompts.
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
 import tempfile
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import product
 from time import monotonic, sleep
 from typing import Any
-from urllib.request import Request, urlopen
+
+import httpx
 
 from duochat import DuoChatError
-from duochat.bench.contestants import Stopped, Timed
+from duochat.bench.metrics import Run
 from duochat.config import Settings
-from duochat.engine.lanes import Cancelled, never
+from duochat.engine.lanes import Cancelled, Stopped, never
 from duochat.engine.machine import available_cores
 from duochat.engine.sampling import Sampling
-from duochat.models import Progress, fetch
+from duochat.models.fetch import fetch
+from duochat.models.store import Progress
 
 PEERS = {"llama-server": None, "llama-server-gpu-draft": "all", "llama-server-cpu-draft": "0"}  # the draft's -ngld
 STARTS = 300.0  # seconds until a server must have loaded
@@ -60,9 +62,8 @@ class Server:
 
     def _ready(self) -> bool:
         try:
-            with urlopen(f"{self.url}/health", timeout=1.0):
-                return True
-        except OSError:
+            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).is_success
+        except httpx.TransportError:
             return False
 
     def _last_words(self) -> str:
@@ -70,7 +71,7 @@ class Server:
         lines = self._told.read().decode("utf-8", "replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it says nothing")
 
-    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Timed:
+    def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Run:
         """See `Contestant.answer`."""
         asked = {"prompt": list(context), "n_predict": max_tokens, "seed": sampling.seed & 0x7FFFFFFF}
         asked |= {"samplers": RULES, **{rule: getattr(sampling, rule) for rule in RULES}}
@@ -80,14 +81,13 @@ class Server:
         tokens, clock = told["tokens"], told["timings"]
         first = clock["prompt_ms"] / 1e3
         finish = "stop" if tokens and tokens[-1] in self.eos else "length"
-        return Timed(first, first + clock["predicted_ms"] / 1e3, {"tokens": tokens, "finish": finish})
+        return Run(tokens, finish, first, first + clock["predicted_ms"] / 1e3)
 
     def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        request = Request(f"{self.url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
         try:
-            with urlopen(request, timeout=ANSWERS) as response:
-                return json.load(response)
-        except (OSError, ValueError) as fault:
+            told = httpx.post(f"{self.url}/completion", json=asked, timeout=ANSWERS, trust_env=False)
+            return told.raise_for_status().json()
+        except (httpx.HTTPError, ValueError) as fault:
             raise DuoChatError(f"{self.name} failed ({fault}; {self._last_words()}): leave the peer out.") from None
 
 
@@ -125,11 +125,22 @@ class Peers:
         self.target, self.draft = map(str, paths)
 
     def __call__(self, name: str) -> Server:
-        """The peer of this name, a key of PEERS."""
-        layers = PEERS[name]
-        return self._start(name, []) if layers is None else self._best(name, layers)
+        """The peer of this name, a key of PEERS; one with a draft has the quickest settings."""
+        if (layers := PEERS[name]) is None:
+            return self._start(name)
+        found, cores = {}, str(available_cores())
+        draft = ["-md", self.draft, "--spec-type", "draft-simple", "-ngld", layers, "-tbd", cores]
+        draft += ["-td", str(self.engine.costs.threads)]
+        pairs = list(product(self.lengths, self.thresholds))
+        for done, (length, threshold) in enumerate(pairs):
+            self.progress(f"Trying settings of {name}", done, len(pairs))
+            options = [*draft, "--spec-draft-n-max", str(length), "--spec-draft-p-min", str(threshold)]
+            with closing(self._start(name, options)) as server:
+                found[f"{length} tokens, p {threshold:g}"] = tokens_per_s(server, self.contexts), options
+        self.tried[name] = {asked: speed for asked, (speed, _) in found.items()}
+        return self._start(name, max(found.values())[1])
 
-    def _start(self, name: str, options: Iterable[str]) -> Server:
+    def _start(self, name: str, options: Iterable[str] = ()) -> Server:
         """With the layers on the GPU, the threads and the length of context of our own lane."""
         own = self.engine.target
         layers = self.engine.describe().get("target_gpu_layers", 0 if own.shares_cores else 999)
@@ -137,29 +148,9 @@ class Peers:
         common += ["-t", str(available_cores()), "--cache-ram", "0"]
         return Server(name, self.binary, [*common, *options], self.engine.eos)
 
-    def _best(self, name: str, layers: str) -> Server:
-        """The server with the quickest settings; at most two are up at a time."""
-        threads = str(self.engine.costs.threads)
-        draft = ["-md", self.draft, "--spec-type", "draft-simple", "-ngld", layers, "-td", threads]
-        draft += ["-tbd", str(available_cores())]
-        best, found = None, self.tried.setdefault(name, {})
-        pairs = list(product(self.lengths, self.thresholds))
-        for done, (length, threshold) in enumerate(pairs):
-            self.progress(f"Trying settings of {name}", done, len(pairs))
-            drafting = ["--spec-draft-n-max", str(length), "--spec-draft-p-min", str(threshold)]
-            server = self._start(name, [*draft, *drafting])
-            speed = tokens_per_s(server, self.contexts)
-            slower = server
-            if not found or speed > max(found.values()):
-                best, slower = server, best
-            found[f"{length} tokens, p {threshold:g}"] = speed
-            if slower:
-                slower.close()
-        return best
-
 
 def tokens_per_s(server: Server, contexts: Sequence[Sequence[int]]) -> float:
     """Of greedy answers, after one to warm up."""
     server.answer(contexts[0], Sampling(), FEW, never)
-    timed = [server.answer(context, Sampling(), FEW, never) for context in contexts[:TRIED]]
-    return sum(len(one.figures["tokens"]) for one in timed) / sum(one.total_s for one in timed)
+    runs = [server.answer(context, Sampling(), FEW, never) for context in contexts[:TRIED]]
+    return sum(len(run.tokens) for run in runs) / sum(run.total_s for run in runs)

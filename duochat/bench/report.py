@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
+
+import pandas as pd
 
 from duochat.bench import metrics
 from duochat.bench.metrics import REFERENCE, Run
@@ -63,7 +66,7 @@ def build(runs: Sequence[Run], kinds: Mapping[str, str], about: Mapping[str, Any
         "complete": about.get("complete", True),
         "equal": not any(entry["differing"] for entry in decoders.values() if entry["kind"] == "decoder"),
         "decoders": decoders,
-        "runs": [run.to_dict() for run in runs],
+        "runs": [asdict(run) for run in runs],
     }
 
 
@@ -89,24 +92,11 @@ def _contestant(name: str, kinds: Mapping[str, str], by_name: Mapping[str, Seque
 
 # ---------------------------------------------------------------- tables
 
-Table = tuple[str, list[str], list[list[str]]]  # title, headers, rows
-
 
 def text(results: Mapping[str, Any]) -> str:
     """For the terminal: all tables, and one JSON line with the main figures at the end."""
-    blocks = ["\n".join(head(results)), *(f"{title}\n{grid(*table)}" for title, *table in tables(results))]
+    blocks = ["\n".join(head(results)), *(f"{title}\n{table.to_string()}" for title, table in tables(results).items())]
     return "\n\n".join([*blocks, "\n".join(remarks(results)), json.dumps(brief(results))])
-
-
-def grid(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts: the first column to the left, the others to the right."""
-    table = [headers, *rows]
-    first, *others = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
-        for row in table
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def brief(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,114 +126,80 @@ def head(results: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def tables(results: Mapping[str, Any]) -> list[Table]:
-    """All tables that have rows."""
-    makers = (speedups, without_loops, over_peers, tried, figures, simulation)
-    found = [maker(results) for maker in makers]
-    return [table for table in found if table[2]]
+def tables(results: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """By title all tables that have rows, a contestant each; a dash where nothing was measured."""
+    faith, entries = faithful(results), results["decoders"]
+    speedups = by_task(results, lambda f: f"{f['speedup']:.2f}")
+    speedups["95 %"] = ["{:.2f}–{:.2f}".format(*entry["all"]["speedup_interval"]) for entry in entries.values()]
+    over = {name: entry["over_peers"] for name, entry in entries.items() if entry["kind"] == "decoder"}
+    found = {
+        f"Speedup over plain decoding, by task{faith}": speedups,
+        f"The same without requests whose answer loops; in brackets how many do{faith}": without_loops(results),
+        f"Speedup over other ways to decode, mean of the tasks{faith}": pd.DataFrame(over).T.map("{:.2f}".format),
+        "Settings tried, tokens/s on a few prompts": pd.DataFrame(results.get("tried", {})).T.map("{:.1f}".format),
+        "Figures over all requests": pd.DataFrame({name: figures(entry) for name, entry in entries.items()}).T,
+        "Simulation of this machine, tokens/s": simulation(results),
+    }
+    return {title: frame.fillna("–") for title, frame in found.items() if not frame.empty}
 
 
-def speedups(results: Mapping[str, Any]) -> Table:
-    rows = []
-    for name, entry in results["decoders"].items():
-        low, high = entry["all"]["speedup_interval"]
-        rows.append([name, *_by_task(results, entry, lambda f: f"{f['speedup']:.2f}"), f"{low:.2f}–{high:.2f}"])
-    title = f"Speedup over plain decoding, by task{faithful(results)}"
-    return title, ["decoder", *_tasks(results), "mean", "95 %"], rows
+def by_task(results: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], str]) -> pd.DataFrame:
+    """A cell for each task that plain decoding has, and one for all."""
+    entries = results["decoders"]
+    cells = {name: {task: cell(f) for task, f in entry["tasks"].items()} for name, entry in entries.items()}
+    frame = pd.DataFrame(cells).T.reindex(index=entries, columns=entries[REFERENCE]["tasks"])
+    return frame.assign(mean=[cell(entry["all"]) for entry in entries.values()])
 
 
-def without_loops(results: Mapping[str, Any]) -> Table:
+def without_loops(results: Mapping[str, Any]) -> pd.DataFrame:
     """The same without the answers that loop, and how many those are; no rows when there are none."""
 
     def cell(f: Mapping[str, Any]) -> str:
         return (f"{f['speedup_without_loops']:.2f}" if f["requests_without_loops"] else "–") + f" ({f['loops']})"
 
-    entries = results["decoders"].items()
-    rows = [[name, *_by_task(results, entry, cell)] for name, entry in entries]
-    title = f"The same without requests whose answer loops; in brackets how many do{faithful(results)}"
-    looping = any(entry["all"]["loops"] for _, entry in entries)
-    return title, ["decoder", *_tasks(results), "mean"], rows if looping else []
+    looping = any(entry["all"]["loops"] for entry in results["decoders"].values())
+    return by_task(results, cell) if looping else pd.DataFrame()
 
 
-def _tasks(results: Mapping[str, Any]) -> list[str]:
-    return list(results["decoders"][REFERENCE]["tasks"])
+def figures(entry: Mapping[str, Any]) -> dict[str, str]:
+    f = entry["all"]
+    ms = lambda name: f"{1e3 * f[name]:.1f}"  # noqa: E731
+    share = lambda name: "–" if f[name] is None else f"{100 * f[name]:.1f} %"  # noqa: E731
+    row = {"tok/s": f"{f['tokens_per_s']:.1f}", "TTFT ms": ms("ttft_median_s"), "TTFT p95": ms("ttft_p95_s")}
+    row |= {"TPOT ms": ms("tpot_median_s"), "TPOT p95": ms("tpot_p95_s")}
+    if entry["kind"] == "peer":  # which tells of no rounds
+        return row
+    row |= {"τ": f"{f['mean_accepted_length']:.2f}", "α": f"{f['acceptance_rate']:.2f}", "hits": share("hit_rate")}
+    row |= {"γ*": f"{f['budget']:.1f}", "drafted/rd": f"{f['drafted_per_round']:.1f}"}
+    row |= {"verified/rd": f"{f['verified_per_round']:.1f}", "CPU idle": share("cpu_idle")}
+    return row | {"GPU idle": share("gpu_idle"), "host gap ms": f"{1e3 * f['gap_median_s']:.2f}"}
 
 
-def _by_task(
-    results: Mapping[str, Any], entry: Mapping[str, Any], cell: Callable[[Mapping[str, Any]], str]
-) -> list[str]:
-    """A cell for each task and one for all; a dash where nothing was measured."""
-    by_task = [cell(entry["tasks"][task]) if task in entry["tasks"] else "–" for task in _tasks(results)]
-    return [*by_task, cell(entry["all"])]
-
-
-def over_peers(results: Mapping[str, Any]) -> Table:
-    ours = of_kind(results, "decoder")
-    peers = list(of_kind(results, "peer"))
-    rows = [[name, *(f"{entry['over_peers'][peer]:.2f}" for peer in peers)] for name, entry in ours.items() if peers]
-    return f"Speedup over other ways to decode, mean of the tasks{faithful(results)}", ["decoder", *peers], rows
-
-
-def tried(results: Mapping[str, Any]) -> Table:
-    """What a peer's settings were chosen by."""
-    found = results.get("tried", {})
-    rows = [[name, *(f"{speed:.1f}" for speed in settings.values())] for name, settings in found.items()]
-    return "Settings tried, tokens/s on a few prompts", ["peer", *next(iter(found.values()), ())], rows
-
-
-def figures(results: Mapping[str, Any]) -> Table:
-    headers = ["decoder", "tok/s", "TTFT ms", "p95", "TPOT ms", "p95", "τ", "α", "hits", "γ*", "drafted/rd"]
-    headers += ["verified/rd", "CPU idle", "GPU idle", "host gap ms"]
-    rows = [[name, *_figure_row(entry["all"], entry["kind"])] for name, entry in results["decoders"].items()]
-    return "Figures over all requests", headers, rows
-
-
-def _figure_row(f: Mapping[str, Any], kind: str) -> list[str]:
-    latency = [f"{1e3 * f[name]:.1f}" for name in ("ttft_median_s", "ttft_p95_s", "tpot_median_s", "tpot_p95_s")]
-    row = [f"{f['tokens_per_s']:.1f}", *latency]
-    if kind == "peer":
-        return [*row, *(["–"] * 9)]
-    row += [f"{f['mean_accepted_length']:.2f}", f"{f['acceptance_rate']:.2f}", _percent(f["hit_rate"])]
-    row += [f"{f[name]:.1f}" for name in ("budget", "drafted_per_round", "verified_per_round")]
-    return [*row, _percent(f["cpu_idle"]), _percent(f["gpu_idle"]), f"{1e3 * f['gap_median_s']:.2f}"]
-
-
-def simulation(results: Mapping[str, Any]) -> Table:
+def simulation(results: Mapping[str, Any]) -> pd.DataFrame:
     """What the schedules give on a virtual clock with this machine's costs, against what was measured."""
-    found = results.get("simulation", {"measured": {}})
-    rows = [
-        [name, f"{measured:.1f}", f"{(told := found['predicted'][name]):.1f}", f"{100 * (told / measured - 1):+.1f} %"]
-        for name, measured in found["measured"].items()
-    ]
-    return "Simulation of this machine, tokens/s", ["decoder", "measured", "predicted", "error"], rows
-
-
-def of_kind(results: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The contestants of this kind, in the order of the report."""
-    return {name: entry for name, entry in results["decoders"].items() if entry["kind"] == kind}
+    found = results.get("simulation", {"measured": {}, "predicted": {}})
+    frame = pd.DataFrame({name: found[name] for name in ("measured", "predicted")}).dropna()
+    error = (100 * (frame["predicted"] / frame["measured"] - 1)).map("{:+.1f} %".format)
+    return frame.map("{:.1f}".format).assign(error=error)
 
 
 def remarks(results: Mapping[str, Any]) -> list[str]:
     """A line for each contestant whose tokens differ somewhere, that loops, or whose drafting was paused."""
-    entries = results["decoders"].items()
-    differing = [_difference(name, entry, results["strict"]) for name, entry in entries if entry["differing"]]
-    counted = [(name, entry["all"]) for name, entry in entries]
-    loops = [f"{name}: {f['loops']} of {f['requests']} answers loop" for name, f in counted if f["loops"]]
-    paused = [
-        f"{name}: drafting was paused at the end of {f['paused']} answers, because it did not pay"
-        for name, f in counted
-        if f["paused"]
-    ]
-    return [*(differing or ["Every decoder gave the tokens of plain decoding."]), *loops, *paused]
-
-
-def _difference(name: str, entry: Mapping[str, Any], strict: bool) -> str:
-    first = min(entry["differing"], key=lambda d: d["position"])
-    word = "unequal" if strict and entry["kind"] != "peer" else "differs"
-    return (
-        f"{name}: {word} in {len(entry['differing'])} of {entry['all']['requests']} answers, the earliest at token "
-        f"{first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
-    )
+    differing, others = [], []
+    for name, entry in results["decoders"].items():
+        f = entry["all"]
+        if entry["differing"]:
+            first = min(entry["differing"], key=lambda d: d["position"])
+            word = "unequal" if results["strict"] and entry["kind"] != "peer" else "differs"
+            where = f"token {first['position']} ({first['task']} {first['question']}, turn {first['turn'] + 1})"
+            many = f"{len(entry['differing'])} of {f['requests']} answers"
+            differing.append(f"{name}: {word} in {many}, the earliest at {where}")
+        if f["loops"]:
+            others.append(f"{name}: {f['loops']} of {f['requests']} answers loop")
+        if f["paused"]:
+            why = "because it did not pay"
+            others.append(f"{name}: drafting was paused at the end of {f['paused']} answers, {why}")
+    return [*(differing or ["Every decoder gave the tokens of plain decoding."]), *others]
 
 
 def faithful(results: Mapping[str, Any]) -> str:
@@ -255,7 +211,3 @@ def faithful(results: Mapping[str, Any]) -> str:
 def _short(reference: str) -> str:
     """A model's reference without its checksum and folders."""
     return reference.split("#")[0].rsplit("/", 1)[-1]
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 import html
 import json
-from collections.abc import Mapping, Sequence
-from itertools import cycle
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import plotly.express as px
 import plotly.graph_objects as go
 
 from duochat import DuoChatError, terminal
@@ -21,9 +22,6 @@ from duochat.bench import report
 from duochat.bench.metrics import REFERENCE
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#F0E442", "#000000")
-PATTERNS = ("", "/", "x", ".", "\\", "-", "|", "+")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 INK, GRID, FONT = "#222222", "#DDDDDD", 'system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif'
 FEW = 5  # tests at a place of the draft; fewer are noise
 STYLE = f"""
@@ -45,19 +43,19 @@ Results = Mapping[str, Any]
 
 def render(results: Results) -> str:
     """The whole page."""
-    lines = "<br>".join(map(html.escape, report.head(results)))
-    blocks = [f"<h1>DuoChat benchmark</h1><p>{lines}</p>"]
-    blocks += [f"<p class='{'note' if results['equal'] else 'wrong'}'>{_escaped(report.remarks(results))}</p>"]
-    blocks += [_table(title, headers, rows) for title, headers, rows in report.tables(results)]
-    blocks += _plots(results)
-    words = [[name, meaning] for name, meaning in report.FIGURES.items()]
-    blocks += [f"<div class='words'>{_table('Meaning of the figures', ['figure', 'meaning'], words)}</div>"]
+    words = pd.DataFrame.from_dict(report.FIGURES, orient="index", columns=["meaning"])
     known = {name: results[name] for name in ("settings", "machine", "calibration")}
-    details = html.escape(json.dumps(known, indent=1, ensure_ascii=False))
+    blocks = [
+        f"<h1>DuoChat benchmark</h1><p>{_escaped(report.head(results))}</p>",
+        f"<p class='{'note' if results['equal'] else 'wrong'}'>{_escaped(report.remarks(results))}</p>",
+        *(_table(*table) for table in report.tables(results).items()),
+        *_figures(results),
+        f"<div class='words'>{_table('Meaning of the figures', words)}</div>",
+        f"<h2>Settings and machine</h2><pre>{html.escape(json.dumps(known, indent=1, ensure_ascii=False))}</pre>",
+    ]
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{STYLE}</style>"
-    body = f"{''.join(blocks)}<h2>Settings and machine</h2><pre>{details}</pre>"
-    title = "<title>DuoChat benchmark</title>"
-    return f"<!DOCTYPE html><html lang='en'><head>{head}{title}</head><body>{body}</body></html>\n"
+    head += "<title>DuoChat benchmark</title>"
+    return f"<!DOCTYPE html><html lang='en'><head>{head}</head><body>{''.join(blocks)}</body></html>\n"
 
 
 def write(path: Path, results: Results) -> None:
@@ -68,80 +66,58 @@ def _escaped(lines: Sequence[str]) -> str:
     return "<br>".join(map(html.escape, lines))
 
 
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    table = f"<table><thead>{line(headers, 'th')}</thead><tbody>{body}</tbody></table>"
-    return f"<h2>{html.escape(title)}</h2><div class='scroll'>{table}</div>"
+def _table(title: str, table: pd.DataFrame) -> str:
+    return f"<h2>{html.escape(title)}</h2><div class='scroll'>{table.to_html(border=0)}</div>"
 
 
 # ---------------------------------------------------------------- plots
 
 
-def _plots(results: Results) -> list[str]:
+def _figures(results: Results) -> Iterator[str]:
     """Each plot in a figure; the library comes once, inside the page."""
     options = {"full_html": False, "config": {"displaylogo": False, "displayModeBar": False, "responsive": True}}
-    made = enumerate((speedup_by_task(results), acceptance_by_position(results)))
-    divisions = (plot.to_html(include_plotlyjs=i == 0, div_id=f"plot-{i}", **options) for i, plot in made)
-    return [f"<figure>{division}</figure>" for division in divisions]
+    for i, plot in enumerate((speedup_by_task(results), acceptance_by_position(results))):
+        yield f"<figure>{plot.to_html(include_plotlyjs=i == 0, div_id=f'plot-{i}', **options)}</figure>"
 
 
-def styles(names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Colour, pattern, dash and marker of each name, the same in every plot."""
-    looks = zip(names, cycle(COLOURS), cycle(PATTERNS), cycle(DASHES), cycle(MARKERS), strict=False)
-    return {name: {"colour": c, "pattern": p, "dash": d, "marker": m} for name, c, p, d, m in looks}
+def _look(results: Results, title: str) -> dict[str, Any]:
+    """What both plots share; a decoder looks alike in them."""
+    order = {"decoder": list(results["decoders"])}
+    title += report.faithful(results)
+    return {"title": title, "color": "decoder", "color_discrete_sequence": COLOURS, "category_orders": order}
 
 
-def _plot(results: Results, title: str, x: str, y: str) -> go.Figure:
-    axis = {"gridcolor": GRID, "linecolor": INK, "zerolinecolor": GRID, "ticks": "outside", "automargin": True}
-    return go.Figure(
-        layout={
-            "title": {"text": title + report.faithful(results), "x": 0, "xanchor": "left", "font": {"size": 17}},
-            "xaxis": {"title": {"text": x}, **axis},
-            "yaxis": {"title": {"text": y}, **axis},
-            "font": {"family": FONT, "size": 13, "color": INK},
-            "paper_bgcolor": "white",
-            "plot_bgcolor": "white",
-            "margin": {"l": 60, "r": 20, "t": 50, "b": 90},
-            "legend": {"orientation": "h", "y": -0.22, "x": 0},
-            "height": 420,
-        }
-    )
+def _laid_out(plot: go.Figure) -> go.Figure:
+    legend = {"orientation": "h", "y": -0.22, "x": 0, "title": None}
+    return plot.update_layout(template="simple_white", font={"family": FONT, "color": INK}, legend=legend, height=420)
 
 
 def speedup_by_task(results: Results) -> go.Figure:
     """Grouped bars with their 95 % intervals."""
-    plot = _plot(results, "Speedup over plain decoding, by task", "", "tokens/s over plain decoding's")
-    looks = styles(list(results["decoders"]))
+    bars = []
     for name, entry in results["decoders"].items():
-        cells = {**entry["tasks"], "mean": entry["all"]}
-        spans = [(cell["speedup"], *cell["speedup_interval"]) for cell in cells.values()]
-        error = {"type": "data", "symmetric": False, "thickness": 1, "width": 3}
-        error |= {"array": [high - at for at, _, high in spans], "arrayminus": [at - low for at, low, _ in spans]}
-        fill = {"shape": looks[name]["pattern"], "fgcolor": "white", "size": 6, "solidity": 0.25}
-        fill = {"color": looks[name]["colour"], "line": {"color": INK, "width": 0.5}, "pattern": fill}
-        if name != REFERENCE:
-            plot.add_bar(name=name, x=list(cells), y=[at for at, _, _ in spans], error_y=error, marker=fill)
+        for task, f in {**entry["tasks"], "mean": entry["all"]}.items():
+            (low, high), at = f["speedup_interval"], f["speedup"]
+            bars += [] if name == REFERENCE else [(name, task, at, high - at, at - low)]
+    look = _look(results, "Speedup over plain decoding, by task") | {"pattern_shape": "decoder", "barmode": "group"}
+    table = pd.DataFrame(bars, columns=["decoder", "task", "speedup", "above", "below"])
+    plot = px.bar(table, x="task", y="speedup", error_y="above", error_y_minus="below", **look)
     plot.add_hline(y=1, line={"color": INK, "width": 1, "dash": "dot"})
-    return plot
+    return _laid_out(plot).update_yaxes(title="tokens/s over plain decoding's").update_xaxes(title="")
 
 
 def acceptance_by_position(results: Results) -> go.Figure:
     """Accepted share at each place below the root, and how many tests it rests on."""
-    plot = _plot(results, "Acceptance by position of the drafted token", "position in the draft", "accepted / tested")
-    looks = styles(list(results["decoders"]))
+    points = []
     for name, entry in results["decoders"].items():
-        look, tests = looks[name], entry["all"]["tested_by_position"]
-        rates = enumerate(entry["all"]["acceptance_by_position"])
-        points = [(i + 1, rate, f"{tests[i]} tests") for i, rate in rates if tests[i] >= FEW]
-        if points:
-            x, y, hovertext = zip(*points, strict=True)
-            line = {"color": look["colour"], "dash": look["dash"], "width": 2}
-            marker = {"symbol": look["marker"], "size": 8, "color": look["colour"]}
-            plot.add_scatter(name=name, mode="lines+markers", x=x, y=y, hovertext=hovertext, line=line, marker=marker)
-    return plot.update_yaxes(range=[0, 1.02]).update_xaxes(tick0=1, dtick=1)
+        rates, tests = (entry["all"][figure] for figure in ("acceptance_by_position", "tested_by_position"))
+        for place, (rate, tested) in enumerate(zip(rates, tests, strict=True), 1):
+            points += [(name, place, rate, tested)] if tested >= FEW else []
+    table = pd.DataFrame(points, columns=["decoder", "place", "rate", "tests"])
+    look = _look(results, "Acceptance by position of the drafted token")
+    look |= {"line_dash": "decoder", "symbol": "decoder", "markers": True, "hover_data": ["tests"]}
+    plot = _laid_out(px.line(table, x="place", y="rate", **look))
+    return plot.update_yaxes(title="accepted / tested", range=[0, 1.02]).update_xaxes(title="position in the draft")
 
 
 # ---------------------------------------------------------------- the command

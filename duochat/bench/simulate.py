@@ -1,32 +1,36 @@
 """The schedules on a virtual clock: what each decoder would give on hardware of which only the costs are known.
 
-The real Tree and the real Schedules run in a discrete-event model of both lanes (`engine/decoding.py` with time in
-place of threads). What is drafted on the way of a recorded answer is what the draft really proposed there; beside
+The real tree, the real schedules and the real target lane run in a discrete-event model of both devices, with time in
+place of threads. What is drafted on the way of a recorded answer is what the draft really proposed there; beside
 that way nothing can be accepted, so proposals are drawn from the recorded ones and given tokens that do not exist.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from statistics import median
+from threading import Condition
 from time import perf_counter
 from typing import Any
 
-from duochat.bench.contestants import Decoder
-from duochat.bench.metrics import REFERENCE
+from duochat.bench.contest import Decoder
+from duochat.bench.metrics import REFERENCE, Run
 from duochat.engine.calibration import beside
 from duochat.engine.costs import Costs
-from duochat.engine.decoding import DECODERS, Request, StopRule
+from duochat.engine.decoding import DECODERS, Request, StopRule, TargetLane
 from duochat.engine.drafting import Question, State
-from duochat.engine.lanes import Answer, Candidates, Drafter, never
+from duochat.engine.lanes import Answer, Candidates, Drafter, Edge, never
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Acceptance, Node, Tree
 
 NOWHERE = -1  # the target's token beside the recorded way: no draft has it
+NOTHING = 1e-12  # seconds: what is left of a call by rounding
 CHUNK = 16  # tokens of an answer that the draft is shown at a time
 
 
@@ -42,10 +46,6 @@ class Recording:
     max_tokens: int = 128
     forward: float = 0.0  # seconds of a plain forward at this length of context; 0: as the curve says
 
-    def proposal(self, index: int) -> Candidates | None:
-        """What the draft proposes for the answer's token number `index`, when that is known."""
-        return self.candidates[index] if index < len(self.candidates) else None
-
 
 @dataclass(frozen=True, slots=True)
 class Friction:
@@ -58,20 +58,13 @@ class Friction:
 
 
 def record(
-    drafter: Drafter,
-    prompt: Sequence[int],
-    answer: Sequence[int],
-    target_prefill: float,
-    sampling: Sampling | None = None,
-    **others: Any,
+    drafter: Drafter, prompt: Sequence[int], run: Run, sampling: Sampling | None = None, max_tokens: int = 128
 ) -> Recording:
-    """Ask the draft, whose cache should not hold the prompt, what it proposes all along an answer.
-
-    others: `max_tokens` and `forward` of the Recording.
-    """
-    asked = drafter.thread.submit(proposals, drafter, prompt, answer, sampling or Sampling())
+    """Ask the draft, whose cache should not hold the prompt, what it proposes all along plain decoding's answer."""
+    asked = drafter.thread.submit(proposals, drafter, prompt, run.tokens, sampling or Sampling())
     found, seconds = asked.result()
-    return Recording(tuple(prompt), tuple(answer), tuple(found), target_prefill, seconds, **others)
+    times = (run.first_s, seconds, max_tokens, run.tpot_s)
+    return Recording(tuple(prompt), tuple(run.tokens), tuple(found), *times)
 
 
 def proposals(
@@ -121,18 +114,17 @@ def replay(
 
 
 class Simulation:
-    """One request on the virtual clock: `decoding.decode`, with time in place of threads."""
+    """One request on the virtual clock: what `decoding.TargetLane` drives as its draft lane and as its target."""
 
-    shares_cores, eos = False, frozenset()  # what `StopRule` asks of a target
+    shares_cores, eos = False, frozenset()  # as the target
 
     def __init__(
         self, recording: Recording, schedule: Schedule, costs: Costs, acceptance: Acceptance, friction: Friction
     ) -> None:
-        self.recording, self.schedule, self.costs, self.friction = recording, schedule, costs, friction
-        limit = len(recording.prompt) + recording.max_tokens
-        self.tree = Tree(recording.prompt, acceptance, limit)
-        self.state = State(self.tree, schedule)
-        self.context_length = limit
+        self.recording, self.costs, self.friction = recording, costs, friction
+        self.context_length = len(recording.prompt) + recording.max_tokens
+        self.state = State(Tree(recording.prompt, acceptance, self.context_length), schedule)
+        self.sampling, self.changed = Sampling(), Condition()
         self.random = random.Random(len(recording.prompt))
         self.now = 0.0
         self.work = {"target": 0.0, "draft": 0.0}  # seconds that the running call still takes when alone
@@ -145,69 +137,32 @@ class Simulation:
         """All rounds until the recorded answer is given."""
         rounds: list[Round] = []
         stop = StopRule(Request(max_tokens=len(self.recording.answer)), self, len(self.recording.prompt))
+        lane = TargetLane(self, self, stop, never)
         while stop.finish is None:
-            waited = self._wait_while(self.schedule.patient)
-            pending, started = self.state.choose(), self.now
-            self.work["target"] = self._forward_seconds(len(rounds), len(pending))
-            self._pass(lambda: self.work["target"] <= 0)
-            when = {"index": len(rounds), "phase": "decode" if rounds else "prefill", "started": started}
-            when["ended"] = self.now
-            when["waited"] = waited + self._wait_while(self.schedule.settling)
-            rounds.append(self._commit(pending, stop, when))
-            self.state.learn(rounds[-1])
-            self._pass_seconds(self.friction.between_forwards)
+            lane.commit(lane.begin(None))
+            rounds += lane.tell()
+            end = self.now + self.friction.between_forwards
+            while self.now < end - NOTHING:
+                self._pass(end - self.now)
         return rounds
-
-    def _commit(self, pending: list[Node], stop: StopRule, when: dict[str, Any]) -> Round:
-        when["position"] = len(self.tree.context)
-        answer = self._answer(pending)
-        outcome = self.state.commit(pending, answer, stop)
-        if self.state.drop_useless():
-            self.work["draft"] = 0.0
-        if stop.finish is None:
-            self.schedule.graft(self.tree)
-        return self.state.record(pending, answer, outcome, **when, **self.state.since(outcome.ignored, stop.finish))
-
-    def _forward_seconds(self, index: int, nodes: int) -> float:
-        curve, plain = self.costs.target.measured, self.recording.forward
-        if index == 0:
-            return self.recording.target_prefill + curve(nodes + 1) - curve(1)
-        return curve(nodes + 1) * (plain / curve(1) if plain else 1.0)
-
-    def _wait_while(self, question: Question) -> float:
-        """Let the draft work while the schedule says so; returns the seconds that took."""
-        began, token = self.now, self.costs.draft.measured(1)
-        waits = lambda: self.state.waits(question, self.now - began)  # noqa: E731
-        while waits():
-            self._start_batch()
-            if not self.state.in_flight:
-                break  # both lanes rest: nothing will change
-            again = self.now + token
-            self._pass(lambda again=again: self.now >= again - 1e-12 or not waits(), again)
-        return self.now - began
 
     # time --------------------------------------------------------------------------------------------------------
 
-    def _pass_seconds(self, seconds: float) -> None:
-        end = self.now + seconds
-        self._pass(lambda: self.now >= end - 1e-12, end)
+    def clock(self) -> float:
+        return self.now
 
-    def _pass(self, over: Callable[[], bool], end: float = float("inf")) -> None:
-        """Let time go by until `over`, from one end of a call to the next."""
-        while not over():
-            self._start_batch()
-            rates = self._rates()
-            steps = [self.work[lane] / rate for lane, rate in rates.items()]
-            if not steps and end == float("inf"):
-                return  # both lanes rest: nothing will change
-            step = min([*steps, end - self.now])
-            self.now += step
-            for lane, rate in rates.items():
-                self.work[lane] = max(0.0, self.work[lane] - step * rate)
-            if self.state.in_flight and self.work["draft"] <= 1e-12:
-                self._end_batch()
-            if self.work["target"] <= 1e-12:
-                self.work["target"] = 0.0
+    def _pass(self, most: float = math.inf) -> bool:
+        """Let time go by to the end of a call, but `most` seconds at most; whether a lane works."""
+        self._start_batch()
+        rates = self._rates()
+        step = min([most, *(self.work[lane] / rate for lane, rate in rates.items())])
+        self.now += step
+        for lane, rate in rates.items():
+            left = self.work[lane] - step * rate
+            self.work[lane] = left if left > NOTHING else 0.0
+        if self.state.in_flight and not self.work["draft"]:
+            self._end_batch()
+        return bool(rates)
 
     def _rates(self) -> dict[str, float]:
         """The lanes that work, and how fast: beside the other one they are slower."""
@@ -216,7 +171,22 @@ class Simulation:
         slow = {"target": self.friction.target, "draft": self.friction.draft}
         return {lane: 1 / slow[lane] if both else 1.0 for lane, working in busy.items() if working}
 
-    # the draft ---------------------------------------------------------------------------------------------------
+    # the draft lane ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """It always runs."""
+
+    def wait_while(self, question: Question, cancelled: Callable[[], bool]) -> None:
+        """Let the draft work while the schedule says so; asked again at its end, or after a draft token's time."""
+        began = self.now
+        while self.state.waits(question, self.now - began):
+            if not self._pass(self.costs.draft.measured(1)):
+                break  # both lanes rest: nothing will change
+        self.state.waited += self.now - began
+
+    def cut_short(self) -> None:
+        if self.state.drop_useless():
+            self.work["draft"] = 0.0
 
     def _start_batch(self) -> None:
         if not self.state.in_flight and (nodes := self.state.next_batch()):
@@ -240,64 +210,76 @@ class Simulation:
         self.state.grow(nodes, map(self._proposal, nodes), Batch(self.batch_began, self.now, len(nodes)))
 
     def _proposal(self, node: Node) -> Candidates:
-        index = node.position + 1 - len(self.recording.prompt)
-        known = self.recording.proposal(index) if self._on_the_way(node) else None
-        if known is not None:
-            return known
-        like = self.random.choice(self.recording.candidates)
+        index, recorded = self._index(node) + 1, self.recording.candidates
+        if index < len(recorded) and self._on_the_way(node):
+            return recorded[index]
+        like = self.random.choice(recorded)
         self.unknown -= len(like.tokens)
         return Candidates(tuple(range(self.unknown, self.unknown + len(like.tokens))), like.probs)
 
+    def _index(self, node: Node) -> int:
+        """In the answer; below 0: in the prompt."""
+        return node.position - len(self.recording.prompt)
+
     def _on_the_way(self, node: Node) -> bool:
         """Whether prompt and answer lead to this node: all that is committed does."""
-        answer, start = self.recording.answer, len(self.recording.prompt)
-        while node.position >= len(self.tree.context):
-            index = node.position - start
-            if index >= len(answer) or node.token != answer[index]:
-                return False
-            node = node.parent
-        return node.position < start or node.token == answer[node.position - start]
+        if (index := self._index(node)) < 0:
+            return True
+        committed = node.position < len(self.state.tree.context)
+        return self._token(index) == node.token and (committed or self._on_the_way(node.parent))
 
     # the target --------------------------------------------------------------------------------------------------
 
-    def _answer(self, pending: Sequence[Node]) -> Answer:
-        """The recorded tokens along the way, NOWHERE beside it."""
-        tokens = [self._next_token(self.tree.root), *(self._next_token(node) for node in pending)]
-        return Answer(tokens, [1.0] * len(tokens), [1.0] * len(pending))
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """Its costs are of the right number."""
 
-    def _next_token(self, node: Node) -> int:
-        index = node.position + 1 - len(self.recording.prompt)
-        known = index < len(self.recording.answer) and self._on_the_way(node)
-        return self.recording.answer[index] if known else NOWHERE
+    def begin(self, context: Sequence[int], tree: Sequence[Edge], *_: Any) -> Callable[[], Answer]:
+        """See `lanes.Target`: the recorded tokens along the way, NOWHERE beside it."""
+        ways = [len(context) - len(self.recording.prompt)]  # by rows: how many of the answer's tokens lead there
+        self.work["target"] = self._forward_seconds(ways[0], len(tree) + 1)
+        for token, parent in tree:
+            ways.append(ways[parent + 1] + 1 if token == self._token(ways[parent + 1]) else len(self.recording.answer))
+
+        def answer() -> Answer:
+            while self.work["target"]:
+                self._pass()
+            return Answer([self._token(way) for way in ways], [1.0] * len(ways), [1.0] * len(tree))
+
+        return answer
+
+    def _token(self, index: int) -> int:
+        return self.recording.answer[index] if index < len(self.recording.answer) else NOWHERE
+
+    def _forward_seconds(self, answered: int, rows: int) -> float:
+        curve, plain = self.costs.target.measured, self.recording.forward
+        if not answered:
+            return self.recording.target_prefill + curve(rows) - curve(1)
+        return curve(rows) * (plain / curve(1) if plain else 1.0)
 
 
 # ---------------------------------------------------------------- measuring what a prediction needs
 
 
-def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float = 2e-4) -> Friction:
+def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float) -> Friction:
     """How much each lane slows the other down: the target as calibrated, the draft measured beside it now."""
     with beside(lambda: target.measure((1,), 256)):
         busy = drafter.measure((1,), costs.threads)[1]
     return Friction(1 / (1 - costs.contention), max(1.0, busy / costs.draft.measured(1)), between_forwards)
 
 
-def rehearse(engine: Any, context: Sequence[int], max_tokens: int) -> Recording:
-    """A recording of plain decoding's greedy answer, made now."""
-    timed = Decoder(REFERENCE, engine).answer(context, Sampling(), max_tokens, never)
-    tokens = timed.figures["tokens"]
-    forward = (timed.total_s - timed.first_s) / (len(tokens) - 1) if len(tokens) > 1 else 0.0
-    return record(engine.drafter, context, tokens, timed.first_s, max_tokens=max_tokens, forward=forward)
-
-
 def forecast(
     engine: Any,
     contexts: Sequence[Sequence[int]],
+    sampling: Sampling | None = None,
     max_tokens: int = 96,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
-    """Tokens per second to expect of each decoder here, from the engine's costs and a rehearsal of some prompts."""
-    recordings = []
+    """Tokens per second to expect of each decoder here, from the engine's costs and plain decoding's answers to some
+    prompts, given now."""
+    plain, runs, recordings = Decoder(REFERENCE, engine), [], []
     for context in contexts:
-        recordings.append(rehearse(engine, context, max_tokens))
-        progress(len(recordings), len(contexts))
-    return predict(engine.costs, recordings, friction=friction(engine.target, engine.drafter, engine.costs))
+        runs.append(plain.answer(context, sampling or Sampling(), max_tokens, never))
+        recordings.append(record(engine.drafter, context, runs[-1], sampling, max_tokens))
+        progress(len(runs), len(contexts))
+    slowed = friction(engine.target, engine.drafter, engine.costs, median(run.gap_s for run in runs))
+    return predict(engine.costs, recordings, friction=slowed)

@@ -9,87 +9,68 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from math import log
-from pathlib import Path
 from typing import Any
 
 from duochat import config, terminal
-from duochat.bench import tasks
-from duochat.bench.contest import Bench, Plan
-from duochat.bench.metrics import REFERENCE as PLAIN
-from duochat.bench.metrics import first_difference
-from duochat.engine.decoding import DECODERS, Request
+from duochat.bench.contest import Bench, Decoder, Plan, add_arguments
+from duochat.bench.metrics import REFERENCE, first_difference
+from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
 
-GREEDY = Sampling()
 LANES = ("target_backend", "target_device", "target_dtype")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    terminal.add_pair(parser)
-    parser.add_argument("--prompts", type=Path, metavar="DIR", help="instead of our own")
-    parser.add_argument("--limit", type=int, default=15, metavar="N", help="prompts of each task")
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N")
 
 
 def main(args: argparse.Namespace) -> int:
     from duochat.chat.loading import load_chat
 
-    bar = terminal.Bar()
-    talk = load_chat(config.load(args.config, target=args.target, draft=args.draft), bar)
-    questions = tasks.load(limit=args.limit, folder=args.prompts)
-    bench = Bench([], talk.tokenizer, talk.engine.context_length, Plan(questions, max_tokens=args.max_tokens))
-    contexts = [bench.first_context(question) for question in questions]
-    found = study(talk.engine, contexts, args.max_tokens, lambda done: bar("Prompts", done, len(contexts)))
+    plan, bar = Plan.of(args), terminal.Bar()
+    chat = load_chat(config.load(args.config, target=args.target, draft=args.draft), bar)
+    found = study(chat.engine, plan.on(chat), partial(bar, "Answers"))
     bar.close()
-    lanes = {name: value for name, value in talk.engine.describe().items() if name in LANES}
+    lanes = {name: value for name, value in chat.engine.describe().items() if name in LANES}
     print(json.dumps({**lanes, **found}, indent=1))
     return 0
 
 
-def study(engine: Any, contexts: Sequence[list[int]], max_tokens: int, progress: Any = lambda done: None) -> dict:
-    """Decoder -> how many answers differ, where first, and the greatest gap of log-probability to the plain choice."""
-    found: dict[str, list[dict]] = {name: [] for name in DECODERS if name != PLAIN}
-    for done, context in enumerate(contexts, 1):
-        plain = answer(engine, context, PLAIN, max_tokens)
-        for name, compared in found.items():
-            compared.append(compare(engine.target, context, plain, answer(engine, context, name, max_tokens)))
-        progress(done)
-    return {"prompts": len(contexts), "decoders": {name: summary(compared) for name, compared in found.items()}}
+def study(engine: Any, plan: Plan, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
+    """By decoder, over first turns: how many answers differ, where first, and how much less probable their tokens are
+    than plain decoding's, in nats."""
+    plan = replace(plan, questions=[replace(question, turns=question.turns[:1]) for question in plan.questions])
+    bench = Bench([Decoder(name, engine) for name in DECODERS], plan)
+    for _ in bench.run(progress=progress):
+        pass
+    contexts = {(question.task, question.id): plan.context(question.turns) for question in plan.questions}
+    plain = {run.request: run.tokens for run in bench.runs if run.decoder == REFERENCE}
+    found = {}
+    for name in [name for name in DECODERS if name != REFERENCE]:
+        runs = [run for run in bench.runs if run.decoder == name]
+        firsts = {run.request: first_difference(run.tokens, plain[run.request]) for run in runs}
+        differing = [run for run in runs if firsts[run.request] is not None]
+        asked = [(contexts[run.request[:2]], run.tokens, firsts[run.request]) for run in differing]
+        lost = [gap for one in asked for gap in gaps(engine.target, *one)]
+        found[name] = {
+            "answers_that_differ": len(differing),
+            "first_differences": sorted(firsts[run.request] for run in differing),
+            "tokens": sum(len(run.tokens) for run in runs),
+            "tokens_not_the_plain_choice": len(lost),
+            "greatest_gap_nats": round(max(lost, default=0.0), 4),
+        }
+    return {"prompts": len(contexts), "decoders": found}
 
 
-def answer(engine: Any, context: list[int], decoder: str, max_tokens: int) -> list[int]:
-    return [token for r in engine.decode(context, Request(GREEDY, max_tokens, decoder)) for token in r.tokens]
-
-
-def compare(target: Target, context: list[int], plain: list[int], other: list[int]) -> dict[str, Any]:
-    """tokens; first: index of the first difference, None = none; gaps: nats, at tokens that plain would not choose."""
-    first = None if plain == other else first_difference(plain, other)
-    gaps = [] if first is None else list(_gaps(target, context, other, first))
-    return {"tokens": len(other), "first": first, "gaps": gaps}
-
-
-def _gaps(target: Target, context: list[int], tokens: list[int], start: int) -> Iterator[float]:
+def gaps(target: Target, context: list[int], tokens: list[int], start: int) -> Iterator[float]:
+    """Nats at each of the tokens from `start` on that plain decoding would not choose."""
     for i in range(start, len(tokens)):
         before = context + tokens[:i]
-        if target.verify(before, (), GREEDY).tokens[0] != tokens[i]:
-            told = target.verify(before, [(tokens[i], -1)], GREEDY)
+        if target.verify(before, (), Sampling()).tokens[0] != tokens[i]:
+            told = target.verify(before, [(tokens[i], -1)], Sampling())
             yield log(told.probs[0]) - log(max(told.node_probs[0], 1e-30))
 
 
-def summary(compared: Sequence[dict]) -> dict[str, Any]:
-    differing = [one["first"] for one in compared if one["first"] is not None]
-    gaps = [gap for one in compared for gap in one["gaps"]]
-    return {
-        "answers_that_differ": len(differing),
-        "first_differences": sorted(differing),
-        "tokens": sum(one["tokens"] for one in compared),
-        "tokens_not_the_plain_choice": len(gaps),
-        "greatest_gap_nats": round(max(gaps, default=0.0), 4),
-    }
-
-
 if __name__ == "__main__":
-    terminal.start("duochat.bench.ties", __doc__, add_arguments, main)
+    terminal.start("duochat.bench.ties", __doc__, partial(add_arguments, limit=15, max_tokens=128), main)

@@ -13,20 +13,21 @@ import logging
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from duochat import DuoChatError
+from duochat.bench import tasks
 from duochat.distill import evaluate, gguf_file
-from duochat.distill.student import deepened, student_of
+from duochat.distill.student import Llama, deepened, student_of
 from duochat.distill.texts import Text, Texts
-from duochat.distill.training import Head, Plan, Student, Trainer, train
+from duochat.distill.training import Head, Plan, Student, train
 from duochat.distill.writing import row_bytes, written
 
 log = logging.getLogger("distill")
@@ -34,6 +35,7 @@ RESTARTS = 3
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 GPU_LENGTHS, GPU_ROWS = {512: 0.7, 1152: 0.3}, 6144  # of the text, with its share of the time; of a batch at most
 CPU_BATCHES = "8x128:0.8,2x192:0.2"
+SHORT, FEW, MOST = ("chat", "math", "code"), 2, 40  # evaluation prompts: tasks and number of our own; of a folder's
 COVERED = (8192, 16384, 24576, 32768)  # sizes of a draft's vocabulary whose share of the answers is told
 
 
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
     add("--vocabulary", type=int, default=24576, help="tokens that --out proposes, the target's most frequent; 0 = all")
     add("--prompts", type=Path, help="folder of evaluation prompts in Spec-Bench's format")
-    add("--limit", type=int, default=40, help="evaluation prompts a task")
+    add("--limit", type=int, help=f"evaluation prompts a task ({MOST}; of our own {FEW})")
     add("--answer-tokens", type=int, default=128, help="tokens of each answer that is measured")
     add("--text-share", type=float, default=0.4, help="part of the budget in which the target writes")
     add("--batches", help="rows x length:share of the writing, the later ones long (default: as many rows as fit)")
@@ -63,8 +65,7 @@ def main(args: argparse.Namespace) -> None:
     _tell_progress()
     args.work = args.work or args.out.with_suffix(".work")
     args.work.mkdir(parents=True, exist_ok=True)
-    groups, seconds = _groups(args), args.minutes * 60
-    plans = [Plan.parse(text) for group in groups for text in group.split(",")]
+    groups, plans, seconds = _groups(args), _plans(args), args.minutes * 60
     shape = gguf_file.Source.open(Path(args.target)).shape
     for plan in plans:
         plan.shape(shape)  # refuses what does not fit before the work
@@ -92,24 +93,20 @@ def _tell_progress() -> None:
 def _supervise(parts: Sequence[dict]) -> None:
     """Run a worker on each part, the arguments that are its own; one that dies starts again from its checkpoint,
     uncompiled."""
-    running = {k: _started(part) for k, part in enumerate(parts)}
-    deaths = dict.fromkeys(running, 0)
-    while running:
+    fresh, running, deaths = dict(enumerate(parts)), {}, Counter[int]()
+    while fresh or running:
+        for k, part in fresh.items():
+            running[k] = get_context("spawn").Process(target=_work, args=(part,))
+            running[k].start()
         time.sleep(0.5)
+        fresh = {}
         for k in [k for k, process in running.items() if not process.is_alive()]:
-            status = running.pop(k).exitcode
-            if status == 0:
+            if (status := running.pop(k).exitcode) == 0:
                 continue
             deaths[k] += 1
             log.error("worker %d died (status %d)", k, status)
             if deaths[k] <= RESTARTS and (time.time() < parts[k]["deadline"] - 15 or deaths[k] == 1):
-                running[k] = _started(parts[k] | {"no_compile": True})
-
-
-def _started(part: dict) -> BaseProcess:
-    process = get_context("spawn").Process(target=_work, args=(part,))
-    process.start()
-    return process
+                fresh[k] = parts[k] | {"no_compile": True}
 
 
 def _work(part: dict) -> None:
@@ -139,7 +136,7 @@ def _write_json(path: Path, value: object) -> None:
 
 
 class Worker:
-    """One device's share of the run: write text, train a group of students, measure and export them."""
+    """One device's share of the run: write text, then train, measure and export its students, one after the other."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.id, self.work, self.began = args, args.worker, args.work, time.time()
@@ -160,21 +157,29 @@ class Worker:
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
-        self.target = self.source.model()
+        target = self.source.model()
         if self.device.type == "cuda":
-            self.target = self.target.to(self.device, torch.bfloat16)
+            target = target.to(self.device, torch.bfloat16)
         self._say("target loaded, %.0f s", time.time() - self.began)
-        self._answer()
+        mine = list(TEMPERATURES)[self.id :: self.args.workers]
+        kinds = sorted(TEMPERATURES, key=lambda kind: kind not in mine)  # the others' are waited for last
+        self.answered = {kind: self._answers(target, kind, kind in mine) for kind in kinds}
         if self.compiled:  # now, for it takes some seconds for each size of a batch
-            self.target.fuse()
-        self._write_text()
-        students = self._students()
-        self._train(students)
-        for student in students:
+            target.fuse()
+        self._write_text(target)
+        students = [(plan, self._begun(target, plan)) for plan in _plans(self.args)]
+        del target
+        torch.cuda.empty_cache()
+        texts = self._texts()
+        self.frequent = self._most_frequent(texts)
+        head = Head(self.source.shape.vocab, self.frequent, self.args.hard, self.device)
+        for done, (plan, model) in enumerate(students):
+            student = Student(plan, model, head, gguf_file.coarse(model, self.args.mix), self.compiled)
+            self._train(student, texts, (self.args.deadline - time.time()) / (len(students) - done))
             try:
                 self._measure_and_export(student)
             except Exception:
-                log.exception("student %s could not be measured or exported; the others go on", student.plan.name)
+                log.exception("student %s could not be measured or exported; the others go on", plan.name)
         self._say("done")
 
     def _say(self, text: str, *values: object) -> None:
@@ -182,7 +187,7 @@ class Worker:
 
     # Text ------------------------------------------------------------------------------------------------------------
 
-    def _write_text(self) -> None:
+    def _write_text(self, target: Llama) -> None:
         done = self.work / f"text-{self.id}.done"
         if done.exists():
             return
@@ -190,7 +195,7 @@ class Worker:
         until = time.monotonic() + max(0, seconds - (time.time() - self.began))
         made = len(list(self.work.glob(f"text-{self.id}-*.npz")))
         seed = self.args.seed + 1000 * self.id + made
-        texts = written(self.target, self.source, self._batches(), seed, until, self.compiled)
+        texts = written(target, self.source, self._batches(target), seed, until, self.compiled)
         total, began, saved = 0, time.monotonic(), []
         with ThreadPoolExecutor(1) as disk:  # the device writes on meanwhile
             for number, text in enumerate(texts, start=made):
@@ -203,13 +208,13 @@ class Worker:
         self.report["text_tokens_per_s"] = round(speed)
         done.touch()
 
-    def _batches(self) -> list[tuple[int, int, float]]:
+    def _batches(self, target: Llama) -> list[tuple[int, int, float]]:
         """(rows, length, share of the time): what was asked for, else what half of the free memory holds."""
         if self.args.batches or self.device.type != "cuda":
             return _parsed(self.args.batches or CPU_BATCHES)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
-        rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(self.target.shape, n))) for n in GPU_LENGTHS}
+        rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(target.shape, n))) for n in GPU_LENGTHS}
         self._say("%s rows x tokens fill half of the %.0f GB that are free of %.0f", rows, free / 1e9, total / 1e9)
         return [(max(1, rows[n]), n, share) for n, share in GPU_LENGTHS.items()]
 
@@ -222,7 +227,6 @@ class Worker:
     def _most_frequent(self, texts: Texts) -> list[int]:
         """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
         counts, most = texts.counts(self.source.shape.vocab), self.args.vocabulary
-        np.save(self.work / f"answer-token-counts-{self.id}.npy", counts)
         ranking = np.argsort(-counts, kind="stable")
         covered = {size: round(float(counts[ranking[:size]].sum() / counts.sum()), 4) for size in COVERED}
         self.report |= {"text_tokens": texts.total, "covered": covered}
@@ -235,107 +239,78 @@ class Worker:
         while not all(path.exists() for path in paths) and time.monotonic() < patience:
             time.sleep(0.2)
 
-    # Evaluation prompts ----------------------------------------------------------------------------------------------
+    def _answers(self, target: Llama, kind: str, mine: bool) -> list[evaluate.Answered]:
+        """The target's answers to the evaluation prompts, written once by one of the workers."""
+        path, began = self.work / f"answers-{kind}.json", time.monotonic()
+        if not mine:
+            self._await([path])
+        if not path.exists():
+            length, temperature = self.args.answer_tokens, TEMPERATURES[kind]
+            answers = evaluate.answers(target, self.source, _asked(self.args), length, temperature, self.compiled)
+            _write_json(path, [vars(one) for one in answers])
+            self._say("%s answers to %d prompts, %.0f s", kind, len(answers), time.monotonic() - began)
+        return [evaluate.Answered(**one) for one in json.loads(path.read_text())]
 
-    def _answer(self) -> None:
-        """The target's answers to the evaluation prompts at both temperatures, dealt out among the workers."""
-        mine = list(TEMPERATURES)[self.id :: self.args.workers]
-        for kind in mine:
-            self._write_answers(kind)
-        self._await([self._answers_path(kind) for kind in TEMPERATURES])
-        for kind in TEMPERATURES:
-            self._write_answers(kind)
-        loaded = {kind: json.loads(self._answers_path(kind).read_text()) for kind in TEMPERATURES}
-        self.answered = {kind: [evaluate.Answered(**one) for one in answers] for kind, answers in loaded.items()}
+    # Students --------------------------------------------------------------------------------------------------------
 
-    def _write_answers(self, kind: str) -> None:
-        path, began = self._answers_path(kind), time.monotonic()
-        if path.exists():
-            return
-        asked = evaluate.prompts(self.args.prompts, self.args.limit)
-        length, temperature = self.args.answer_tokens, TEMPERATURES[kind]
-        answers = evaluate.answers(self.target, self.source, asked, length, temperature, self.compiled)
-        _write_json(path, [vars(one) for one in answers])
-        self._say("%s answers to %d prompts, %.0f s", kind, len(answers), time.monotonic() - began)
-
-    def _answers_path(self, kind: str) -> Path:
-        return self.work / f"answers-{kind}.json"
-
-    # Training --------------------------------------------------------------------------------------------------------
-
-    def _students(self) -> list[Student]:
-        plans = [Plan.parse(text, self.args.rate) for text in self.args.students.split(",")]
-        students = []
+    def _begun(self, target: Llama, plan: Plan) -> Llama:
+        """A student cut out of the target, or an earlier one of its width."""
+        shape = plan.shape(target.shape)
         earlier = [gguf_file.Source.open(Path(p)).model() for p in (self.args.start or "").split(",") if p]
-        for plan in plans:
-            shape = plan.shape(self.target.shape)
-            start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
-            model = (start or student_of(self.target, shape)).to(self.device).requires_grad_()
-            student = Student(plan, model, gguf_file.coarse(model, self.args.mix))
-            self.report["students"][plan.name] = self._described(student)
-            students.append(student)
-        return students
+        start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
+        model = (start or student_of(target, shape)).to(self.device).requires_grad_()
+        weights, asked = sum(p.numel() for p in model.parameters()), self.answered["greedy"]
+        told = evaluate.agreement(model, asked[:: max(1, len(asked) // 64)])
+        about = {"shape": vars(shape), "weights": weights, "rate": plan.rate, "untrained": told}
+        self.report["students"][plan.name] = about
+        self._say("student %s: %s, %.1f M weights, untrained %s", plan.name, shape, weights / 1e6, told["mean"])
+        return model
 
-    def _described(self, student: Student) -> dict:
-        shape, weights = student.model.shape, sum(p.numel() for p in student.model.parameters())
-        asked = self.answered["greedy"]
-        start = evaluate.agreement(student.model, asked[:: max(1, len(asked) // 64)])
-        self._say(
-            "student %s: %s, %.1f M weights, untrained %s", student.plan.name, shape, weights / 1e6, start["mean"]
-        )
-        return {"shape": vars(shape), "weights": weights, "rate": student.plan.rate, "untrained": start}
-
-    def _train(self, students: list[Student]) -> None:
-        del self.target
-        torch.cuda.empty_cache()
-        texts, start = self._texts(), self._resume(students)
-        self.frequent = self._most_frequent(texts)
-        head = Head(students[0].model.shape.vocab, self.frequent, self.args.hard, self.device)
-        trainer = Trainer(students, head, self.compiled)
-        left = self.args.deadline - time.time()
-        reserve = max(0.05 * left, 12.0 * len(students) if self.device.type == "cuda" else 0.0)
-        first, last = time.time(), time.time() + max(1.0, left - reserve)
+    def _train(self, student: Student, texts: Texts, seconds: float) -> None:
+        """Go on from the last checkpoint; some of the seconds are kept for measuring."""
+        path, start, first = self.work / f"checkpoint-{student.plan.name}.pt", 0.0, time.time()
+        if path.exists():
+            saved = torch.load(path, map_location=self.device, weights_only=True)
+            student.restore(saved["student"])
+            start = saved["share"]
+        last = first + max(1.0, seconds - max(0.05 * seconds, 12.0 if self.device.type == "cuda" else 0.0))
         self._say("train on %.1f M tokens for %.0f s from %.0f %%", texts.total / 1e6, last - first, start * 100)
 
         def done() -> float:
             return min(1.0, start + (1 - start) * (time.time() - first) / (last - first))
 
-        self.report["training"] = train(trainer, texts, done, 60.0, lambda share: self._save(students, share))
-        self._save(students, 1.0)
+        def save(share: float) -> None:
+            part = path.with_suffix(".part")
+            torch.save({"share": share, "student": student.state()}, part)
+            part.replace(path)
 
-    def _save(self, students: list[Student], share: float) -> None:
-        part = self.work / f"checkpoint-{self.id}.part"
-        torch.save({"share": share, "students": {s.plan.name: s.state() for s in students}}, part)
-        part.replace(self.work / f"checkpoint-{self.id}.pt")
-
-    def _resume(self, students: list[Student]) -> float:
-        """Load the last checkpoint; returns the share of the training that it has behind it."""
-        path = self.work / f"checkpoint-{self.id}.pt"
-        if not path.exists():
-            return 0.0
-        saved = torch.load(path, map_location=self.device, weights_only=True)
-        for student in students:
-            if student.plan.name in saved["students"]:
-                student.restore(saved["students"][student.plan.name])
-        return saved["share"]
-
-    # Result ----------------------------------------------------------------------------------------------------------
-
-    def _export(self, student: Student, mix: str, name: str, frequent: Sequence[int] = ()) -> int:
-        title = f"DuoChat draft {student.plan.name}"
-        return gguf_file.write(student.model, self.source, self.work / name, mix, title, frequent)
+        self.report["students"][student.plan.name]["training"] = train(student, texts, done, save)
+        save(1.0)
 
     def _measure_and_export(self, student: Student) -> None:
         name, figures, frequent = student.plan.name, self.report["students"][student.plan.name], self.frequent
         proposed = len(frequent) or student.model.shape.vocab
         figures |= {"loss": student.loss, "mix": self.args.mix, "vocabulary": proposed}
-        figures["bytes"] = self._export(student, self.args.mix, f"{name}.gguf", frequent)
+        for mix, path in (("f16", f"{name}.f16.gguf"), (self.args.mix, f"{name}.gguf")):
+            write = (student.model, self.source, self.work / path, mix, f"DuoChat draft {name}", frequent)
+            figures["bytes"] = gguf_file.write(*write)
         model = gguf_file.Source.open(self.work / f"{name}.gguf").model().to(self.device)
         for kind, answered in self.answered.items():
             figures[kind] = evaluate.agreement(model, answered, TEMPERATURES[kind] > 0, frequent)
             self._say("%s %s %s", name, kind, figures[kind]["mean"])
         _write_json(self.work / f"report-{self.id}.json", self.report)
-        self._export(student, "f16", f"{name}.f16.gguf", frequent)
+
+
+def _plans(args: argparse.Namespace) -> list[Plan]:
+    return [Plan.parse(text, args.rate) for text in args.students.replace(";", ",").split(",")]
+
+
+def _asked(args: argparse.Namespace) -> list[tasks.Question]:
+    """The evaluation prompts: those of all tasks that the folder has, or a few short ones of ours."""
+    if args.prompts is None:
+        return tasks.load(SHORT, args.limit or FEW)
+    there = dict.fromkeys(question.task for question in tasks.read(args.prompts))
+    return tasks.load(list(there), args.limit or MOST, args.prompts)
 
 
 def _parsed(batches: str) -> list[tuple[int, int, float]]:

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from duochat import DuoChatError
+from duochat.bench.tasks import Question
 from duochat.distill.gguf_file import Source
 from duochat.distill.student import Llama
 from duochat.distill.writing import Format, Writer
 from duochat.engine.sampling import key, uniform
 
 COVERAGE = (1, 2, 4, 8)
-ROOMS = (320, 640, 1152, 2048)
-OWN_PROMPTS = {
-    "chat": ("Write a letter to a friend who moved to another country.", "Explain why the sky is blue to a child."),
-    "code": ("Write a Python function that reverses the words of a sentence.",),
-    "maths": ("A box holds 12 pencils. How many pencils are in 7 boxes if 5 pencils are missing?",),
-}
+LONGEST, TOGETHER = 2048, 64  # tokens of a prompt; prompts of a batch, alike in length
 
 
 @dataclass(frozen=True)
@@ -39,34 +32,17 @@ class Answered:
     chosen: list[int]
 
 
-def prompts(folder: Path | None, limit: int) -> dict[str, list[str]]:
-    """Task -> first user turns, from Spec-Bench's format (`turns`) or HumanEval's (`prompt`); own ones if None."""
-    if folder is None:
-        return {task: list(texts[:limit]) for task, texts in OWN_PROMPTS.items()}
-    files = sorted(Path(folder).glob("*.jsonl"))
-    if not files:
-        raise DuoChatError(f"{folder} holds no .jsonl files: give a folder of prompts in Spec-Bench's format.")
-    return {f.stem: [_first_turn(line) for line in f.read_text("utf-8").splitlines()[:limit]] for f in files}
-
-
-def _first_turn(line: str) -> str:
-    entry = json.loads(line)
-    return entry["turns"][0] if "turns" in entry else entry["prompt"]
-
-
 def answers(
-    target: Llama,
-    source: Source,
-    asked: dict[str, list[str]],
-    tokens: int,
-    temperature: float,
-    captured: bool = False,
+    target: Llama, source: Source, asked: Sequence[Question], tokens: int, temperature: float, captured: bool = False
 ) -> list[Answered]:
-    """The target's answers of at most `tokens` tokens, end of turn included; prompts that are too long are left out."""
-    chat = Format.of(source)
-    found = []
-    for room, group in _by_room(source, asked):
-        writer = Writer(target, chat, len(group), room + tokens, captured)
+    """The target's answers of at most `tokens` tokens to first turns, end of turn included; prompts that are too long
+    are left out."""
+    chat, found = Format.of(source), []
+    prompts = [(q.task, source.tokenizer.prompt([{"role": "user", "content": q.turns[0]}])) for q in asked]
+    prompts = sorted((one for one in prompts if len(one[1]) <= LONGEST), key=lambda one: len(one[1]))
+    for at in range(0, len(prompts), TOGETHER):
+        group = prompts[at : at + TOGETHER]
+        writer = Writer(target, chat, len(group), -(-len(group[-1][1]) // 8) * 8 + tokens, captured)
         written = writer.answer([ids for _, ids in group], temperature)
         for (task, ids), row in zip(group, written.tokens.tolist(), strict=True):
             answer = row[len(ids) : len(ids) + tokens]
@@ -80,19 +56,6 @@ def answers(
 def _with_choices(target: Llama, one: Answered) -> Answered:
     logits = _logits(target, one)
     return replace(one, chosen=(logits + _noise(one, logits)).argmax(-1).tolist())
-
-
-def _by_room(source: Source, asked: dict[str, list[str]]) -> Iterator[tuple[int, list[tuple[str, list[int]]]]]:
-    """Prompts with the chat template around them, grouped by the room that they need."""
-    encoded = [
-        (task, source.tokenizer.prompt([{"role": "user", "content": text}]))
-        for task, texts in asked.items()
-        for text in texts
-    ]
-    for above, room in zip((0, *ROOMS), ROOMS, strict=False):
-        group = [(task, ids) for task, ids in encoded if above < len(ids) <= room]
-        if group:
-            yield (min(room, max(len(ids) for _, ids in group)) + 7) // 8 * 8, group
 
 
 @torch.no_grad()
@@ -110,20 +73,14 @@ def agreement(
     ranks: dict[str, list[Tensor]] = {}
     for one in answered:
         logits = _logits(student, one) + cut
-        chosen = torch.tensor(one.chosen, device=logits.device)
-        ranks.setdefault(one.task, []).append(rank(logits + _noise(one, logits) if noisy else logits, chosen))
-    return summary({task: torch.cat(values).cpu() for task, values in ranks.items()})
-
-
-def rank(logits: Tensor, chosen: Tensor) -> Tensor:
-    """How many tokens [rows] stand before the chosen one."""
-    return (logits > logits.gather(-1, chosen[:, None])).sum(-1)
-
-
-def summary(ranks: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    table = {task: {f"top{k}": round(float((r < k).float().mean()), 4) for k in COVERAGE} for task, r in ranks.items()}
-    table["mean"] = {f"top{k}": round(float(np.mean([row[f"top{k}"] for row in table.values()])), 4) for k in COVERAGE}
-    return table
+        if noisy:
+            logits += _noise(one, logits)
+        chosen = torch.tensor(one.chosen, device=logits.device)[:, None]
+        before = (logits > logits.gather(-1, chosen)).sum(-1)  # tokens that stand before the chosen one
+        ranks.setdefault(one.task, []).append(before)
+    tops = {task: [(torch.cat(r) < k).float().mean().item() for k in COVERAGE] for task, r in ranks.items()}
+    tops["mean"] = np.mean(list(tops.values()), axis=0).tolist()
+    return {task: {f"top{k}": round(v, 4) for k, v in zip(COVERAGE, top, strict=True)} for task, top in tops.items()}
 
 
 def _logits(model: Llama, one: Answered) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +18,15 @@ from duochat.distill.student import Llama, Shape
 from duochat.models import weights
 from duochat.models.gguf import Header, Tensor, read
 from duochat.models.tokenizer import stops
-from duochat.models.trim import RANKING, add_entry
+from duochat.models.trim import RANKING
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
 FAMILIES = ("llama", "qwen2")
+KEYS = {  # of a Shape, in a file
+    **{"width": "embedding_length", "layers": "block_count", "ffn": "feed_forward_length", "context": "context_length"},
+    **{"heads": "attention.head_count", "kv_heads": "attention.head_count_kv"},
+    **{"rope_base": "rope.freq_base", "norm_eps": "attention.layer_norm_rms_epsilon"},
+}
 Kinds = dict[str, str]  # part of a tensor's name -> quantisation, "" = all others
 
 
@@ -46,19 +51,10 @@ class Source:
 
     @cached_property
     def shape(self) -> Shape:
-        get, heads = self.header.get, self.header.get("attention.head_count")
+        told = {name: value for name, key in KEYS.items() if (value := self.header.get(key)) is not None}
+        told |= {"vocab": len(self.header.tokens), "biased": self.header.architecture == "qwen2"}
         return Shape(
-            width=get("embedding_length"),
-            layers=get("block_count"),
-            heads=heads,
-            kv_heads=get("attention.head_count_kv", heads),
-            ffn=get("feed_forward_length"),
-            vocab=len(self.header.tokens),
-            context=get("context_length"),
-            rope_base=get("rope.freq_base", 10000.0),
-            norm_eps=get("attention.layer_norm_rms_epsilon"),
-            biased=self.header.architecture == "qwen2",
-            tied=all(t.name != weights.HEAD for t in self.header.tensors),
+            **{"kv_heads": told["heads"]} | told, tied=all(t.name != weights.HEAD for t in self.header.tensors)
         )
 
     def model(self) -> Llama:
@@ -66,7 +62,7 @@ class Source:
         model = Llama(self.shape)
         with ThreadPoolExecutor() as pool:
             values = pool.map(self._values, self.header.tensors)
-            model.load_state_dict({_inner(t.name): v for t, v in zip(self.header.tensors, values, strict=True)})
+            model.load_state_dict({t.name: v for t, v in zip(self.header.tensors, values, strict=True)})
         return model.requires_grad_(False)
 
     def _values(self, tensor: Tensor) -> torch.Tensor:
@@ -94,15 +90,6 @@ def interleaved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _inner(name: str) -> str:
-    """GGUF's tensor name as this package's parameter name: norms are bare parameters."""
-    return name.removesuffix(".weight") if "norm" in name else name
-
-
-def _outer(name: str) -> str:
-    return name if name.endswith((".weight", ".bias")) else f"{name}.weight"
-
-
 def kinds(text: str) -> Kinds:
     """`q8_0` or `q4_1,token_embd=q8_0,ffn_down=q8_0` as the quantisation of each tensor."""
     found = {}
@@ -121,9 +108,8 @@ def kind_of(tensor: str, by_part: Kinds) -> str:
 
 def coarse(model: Llama, mix: str) -> list[str]:
     """Names of the parameters that the mix keeps in Q4_0, the one quantisation that training prepares for."""
-    by_part = kinds(mix)
-    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim == 2]
-    return [name for name in matrices if kind_of(name, by_part) == "q4_0"]
+    by_part, named = kinds(mix), model.named_parameters()
+    return [name for name, parameter in named if parameter.ndim == 2 and kind_of(name, by_part) == "q4_0"]
 
 
 def write(model: Llama, source: Source, path: Path, mix: str, name: str, frequent: Sequence[int] = ()) -> int:
@@ -137,36 +123,23 @@ def write(model: Llama, source: Source, path: Path, mix: str, name: str, frequen
     if len(frequent):
         writer.add_array(RANKING, [int(token) for token in frequent])
     by_part = kinds(mix)
-    for tensor_name, data in _tensors(model):
-        kind = kind_of(tensor_name, by_part)
-        quantisation = gguf.GGMLQuantizationType[("f32" if data.ndim == 1 else kind).upper()]
-        writer.add_tensor(tensor_name, gguf.quants.quantize(data, quantisation), raw_dtype=quantisation)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    for tensor, value in model.state_dict().items():
+        quantisation = gguf.GGMLQuantizationType[("f32" if value.ndim == 1 else kind_of(tensor, by_part)).upper()]
+        data = gguf.quants.quantize(value.float().cpu().numpy(), quantisation)
+        writer.add_tensor(tensor, data, raw_dtype=quantisation)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
     half.replace(path)
     return path.stat().st_size
 
 
-def _tensors(model: Llama) -> Iterator[tuple[str, np.ndarray]]:
-    for name, value in model.state_dict().items():
-        yield _outer(name), value.detach().float().cpu().numpy()
-
-
 def write_meta(writer: gguf.GGUFWriter, shape: Shape, source: Source, name: str) -> None:
     """All that a file of a Llama says of itself; the tokenizer is the source's."""
+    entries = {f"{writer.arch}.{key}": getattr(shape, name) for name, key in KEYS.items()}
+    entries |= {key: value for key, value in source.header.metadata.items() if key.startswith(COPIED)}
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in entries.items():
+        kinds.get(type(value), writer.add_array)(key, value)
     writer.add_name(name)
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.head_width)
-    writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_vocab_size(shape.vocab)
-    for key, value in source.header.metadata.items():
-        if key.startswith(COPIED):
-            add_entry(writer, key, value)

@@ -51,19 +51,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned.flatten(-2).to(x.dtype)
 
 
+class Norm(nn.RMSNorm):
+    """In the type of what comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
+
+
 class Block(nn.Module):
     """One layer: attention and feed-forward, each behind an RMS norm. Attribute names are GGUF's tensor names."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         d, kv = shape.width, shape.kv_heads * shape.head_width
-        self.heads, self.kv_heads, self.head_width, self.eps = (
-            shape.heads,
-            shape.kv_heads,
-            shape.head_width,
-            shape.norm_eps,
-        )
-        self.attn_norm, self.ffn_norm = nn.Parameter(torch.ones(d)), nn.Parameter(torch.ones(d))
+        self.kv_heads, self.head_width = shape.kv_heads, shape.head_width
+        self.attn_norm, self.ffn_norm = Norm(d, shape.norm_eps), Norm(d, shape.norm_eps)
         self.attn_q, self.attn_k, self.attn_v = (nn.Linear(d, n, bias=shape.biased) for n in (d, kv, kv))
         self.attn_output = nn.Linear(d, d, bias=False)
         self.ffn_gate, self.ffn_up = (nn.Linear(d, shape.ffn, bias=False) for _ in range(2))
@@ -71,22 +73,20 @@ class Block(nn.Module):
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [batch, heads, time, head_width] of x [batch, time, width]."""
-        h = F.rms_norm(x, x.shape[-1:], self.attn_norm.to(x.dtype), self.eps)
-        q, k, v = (
-            w(h).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for w in (self.attn_q, self.attn_k, self.attn_v)
-        )
+        h = self.attn_norm(x)
+        parts = (part(h) for part in (self.attn_q, self.attn_k, self.attn_v))
+        q, k, v = (part.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in parts)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """x after the attention's output [batch, time, width] and the feed-forward are added."""
         x = x + self.attn_output(attended)
-        h = F.rms_norm(x, x.shape[-1:], self.ffn_norm.to(x.dtype), self.eps)
+        h = self.ffn_norm(x)
         return x + self.ffn_down(F.silu(self.ffn_gate(h)) * self.ffn_up(h))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = self.project(x, cos, sin)
-        groups = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        k, v = (part.repeat_interleave(q.shape[1] // self.kv_heads, dim=1) for part in (k, v))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.finish(x, attended.transpose(1, 2).flatten(-2))
 
@@ -98,11 +98,9 @@ class Block(nn.Module):
         q, k, v = self.project(x, cos, sin)
         cache[0].index_copy_(2, at, k)
         cache[1].index_copy_(2, at, v)
-        length = len(seen)
         grouped = q.view(q.shape[0], self.kv_heads, -1, self.head_width)
-        attended = F.scaled_dot_product_attention(
-            grouped, cache[0, :, :, :length], cache[1, :, :, :length], attn_mask=seen[None, None, None, :]
-        )
+        keys, values = cache[:, :, :, : len(seen)]
+        attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=seen[None, None, None, :])
         return self.finish(x, attended.reshape(x.shape))
 
 
@@ -114,7 +112,7 @@ class Llama(nn.Module):
         self.shape = shape
         self.token_embd = nn.Embedding(shape.vocab, shape.width)
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.output_norm = nn.Parameter(torch.ones(shape.width))
+        self.output_norm = Norm(shape.width, shape.norm_eps)
         self.output = None if shape.tied else nn.Linear(shape.width, shape.vocab, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -123,7 +121,7 @@ class Llama(nn.Module):
         cos, sin = rotary(torch.arange(ids.shape[1], device=ids.device), self.shape)
         for block in self.blk:
             x = block(x, cos, sin)
-        return self.norm(x)
+        return self.output_norm(x)
 
     def step(self, ids: Tensor, caches: Tensor, at: Tensor, seen: Tensor) -> Tensor:
         """Logits [batch, vocab] after one more token a row, ids [batch], all at position `at` (one element)."""
@@ -131,10 +129,7 @@ class Llama(nn.Module):
         cos, sin = rotary(at, self.shape)
         for block, cache in zip(self.blk, caches, strict=True):
             x = block.step(x, cos, sin, cache, at, seen)
-        return self.logits(self.norm(x)[:, 0])
-
-    def norm(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.output_norm.to(x.dtype), self.shape.norm_eps)
+        return self.logits(self.output_norm(x)[:, 0])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ (self.output or self.token_embd).weight.to(hidden.dtype).T
@@ -161,15 +156,28 @@ class Llama(nn.Module):
 @torch.no_grad()
 def student_of(target: Llama, shape: Shape) -> Llama:
     """A student cut out of the target: its first, last and evenly spaced layers, in the embedding's main directions."""
-    student = Llama(shape)
-    embedding = target.token_embd.weight.float().cpu()
+    student, whole = Llama(shape), {name: value.float().cpu() for name, value in target.state_dict().items()}
+    embedding = whole["token_embd.weight"]
     basis = _main_directions(embedding, shape.width)
     student.token_embd.weight.copy_(embedding @ basis)
-    student.output_norm.copy_((basis.T @ (target.output_norm.float().cpu()[:, None] * basis)).diagonal())
+    student.output_norm.weight.copy_((basis.T @ (whole["output_norm.weight"][:, None] * basis)).diagonal())
     chosen = torch.linspace(0, target.shape.layers - 1, shape.layers).round().long().tolist()
     for block, layer in zip(student.blk, chosen, strict=True):
-        _cut_block(block, target.blk[layer], basis)
+        for name, part in block.named_children():
+            full = whole[f"blk.{layer}.{name}.weight"]
+            if name in ("attn_output", "ffn_down"):
+                part.weight.copy_(basis.T @ full[:, : part.in_features])
+            elif isinstance(part, nn.Linear):
+                norm = whole[f"blk.{layer}.{name.partition('_')[0]}_norm.weight"]
+                part.weight.copy_((full * norm)[torch.arange(part.out_features) % len(full)] @ basis)
     return student.to(target.token_embd.weight.device)
+
+
+def _main_directions(embedding: Tensor, width: int) -> Tensor:
+    """Orthonormal columns [target width, width] that keep most of the embedding's energy; identity at full width."""
+    if width == embedding.shape[1]:
+        return torch.eye(width)
+    return torch.linalg.eigh(embedding.T @ embedding)[1].flip(1)[:, :width].contiguous()
 
 
 @torch.no_grad()
@@ -181,8 +189,8 @@ def deepened(student: Llama, shape: Shape) -> Llama:
     if replace(student.shape, layers=shape.layers) != shape or student.shape.layers > shape.layers:
         raise DuoChatError(f"{student.shape} cannot be deepened to {shape}: only layers can be added.")
     deep = Llama(shape)
-    deep.token_embd.weight.copy_(student.token_embd.weight)
-    deep.output_norm.copy_(student.output_norm)
+    deep.token_embd.load_state_dict(student.token_embd.state_dict())
+    deep.output_norm.load_state_dict(student.output_norm.state_dict())
     kept = torch.linspace(0, shape.layers - 1, student.shape.layers).round().long().tolist()
     for layer, block in enumerate(deep.blk):
         source = max(i for i, place in enumerate(kept) if place <= layer)
@@ -191,21 +199,3 @@ def deepened(student: Llama, shape: Shape) -> Llama:
             block.attn_output.weight.zero_()
             block.ffn_down.weight.zero_()
     return deep
-
-
-def _main_directions(embedding: Tensor, width: int) -> Tensor:
-    """Orthonormal columns [target width, width] that keep most of the embedding's energy; identity at full width."""
-    if width == embedding.shape[1]:
-        return torch.eye(width, device=embedding.device)
-    return torch.linalg.eigh(embedding.T @ embedding)[1].flip(1)[:, :width].contiguous()
-
-
-def _cut_block(block: nn.Module, source: nn.Module, basis: Tensor) -> None:
-    for name in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"):
-        norm = source.attn_norm if name.startswith("attn") else source.ffn_norm
-        wanted, full = getattr(block, name).weight, getattr(source, name).weight.float().cpu()
-        rows = torch.arange(len(wanted)) % len(full)
-        wanted.copy_((full * norm.float().cpu())[rows] @ basis)
-    for name in ("attn_output", "ffn_down"):
-        wanted, full = getattr(block, name).weight, getattr(source, name).weight.float().cpu()
-        wanted.copy_(basis.T @ full[:, : wanted.shape[1]])

@@ -6,7 +6,6 @@ Memory: the small model and the largest tensor. A quantised file is made from on
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,18 +16,15 @@ import psutil
 import torch
 
 from duochat import DuoChatError, terminal
-from duochat.distill import gguf_file, widened
-from duochat.distill.gguf_file import interleaved
-from duochat.distill.widen import LIKE
-from duochat.models import Progress, store
-from duochat.models.stand_in import KEY
+from duochat.distill.gguf_file import Source, interleaved, write_meta
+from duochat.distill.widened import LIKE, Wide
+from duochat.models import store
+from duochat.models.folder import KEY
+from duochat.models.store import Progress
 from duochat.models.weights import LAYER, MODEL
 
 BITS = {"q4_k_m": 4.85, "q8_0": 8.5, "bf16": 16, "f16": 16}  # of a weight
-PLAIN = {
-    "bf16": (torch.bfloat16, gguf.GGMLQuantizationType.BF16),
-    "f16": (torch.float16, gguf.GGMLQuantizationType.F16),
-}
+PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16}
 OUTER = {inner: outer for outer, inner in (MODEL | LAYER).items()}
 COPIES = 3  # of the largest tensor in 32 bits, held at a time
 
@@ -39,23 +35,28 @@ def write(source: Path, folder: Path, like: str, path: Path, kind: str, progress
 
     Raises DuoChatError when it cannot be widened, or disk or memory do not suffice.
     """
-    wide = Wide(source, folder, like)
-    require(wide, path, kind)
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # its bars write over ours
+    opened, device = Source.open(source), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    wide = Wide(small, LIKE[like], device)
+    require([p.numel() for p in wide.empty.parameters()], path, kind)
     with store.workshop(path) as half, store.disk_faults(path):
         made, plain = half / f"{kind}.gguf", kind if kind in PLAIN else "f16"
-        wide.write(half / f"{plain}.gguf", plain, progress)
+        _write(wide, opened, like, half / f"{plain}.gguf", plain, progress)
         if kind != plain:
             progress(f"Quantising to {kind}", 0, 0)
             quantise(half / f"{plain}.gguf", made, kind)
         made.replace(path)
 
 
-def require(wide: Wide, path: Path, kind: str) -> None:
-    """Say what the file takes, and raise DuoChatError where there is not as much."""
-    weights = sum(np.prod(shape) for shape in wide.shapes.values())
-    made = int(weights * BITS[kind] / 8)
-    memory = int(4 * COPIES * max(np.prod(shape) for shape in wide.shapes.values()))
-    on_disk = made + (0 if kind in PLAIN else 2 * int(weights))
+def require(sizes: list[int], path: Path, kind: str) -> None:
+    """Say what a file of tensors with so many weights takes, and raise DuoChatError where there is not as much."""
+    made = int(sum(sizes) * BITS[kind] / 8)
+    memory = 4 * COPIES * max(sizes)
+    on_disk = made + (0 if kind in PLAIN else 2 * sum(sizes))
     terminal.report(
         f"{path.name}: {terminal.amount(made)}, and as much memory where it is to run; to make it takes "
         f"{terminal.amount(on_disk)} of disk and {terminal.amount(memory)} of memory."
@@ -67,62 +68,31 @@ def require(wide: Wide, path: Path, kind: str) -> None:
         )
 
 
-class Wide:
-    """The widened model, of which a tensor at a time exists."""
-
-    def __init__(self, source: Path, folder: Path, like: str) -> None:
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()  # its bars write over ours
-        self.source, self.like, self.shape = gguf_file.Source.open(source), like, LIKE[like]
-        small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        config = widened.config(small.config, self.shape)
-        with torch.device("meta"):
-            large = type(small)(config)
-        tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-        self.shapes = {name: tuple(p.shape) for name, p in large.state_dict().items() if name not in tied}
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.small = {name: value.to(self.device) for name, value in small.state_dict().items()}
-        self.places = widened.Places(small.config, self.shape, self.device)
-        self.eps = config.rms_norm_eps
-
-    def write(self, path: Path, kind: str, progress: Progress) -> None:
-        """The whole file in 16 bits, norms in 32."""
-        dtype, raw = PLAIN[kind]
-        writer = gguf.GGUFWriter(path, self.source.header.architecture)
-        self._describe(writer)
-        for name, shape in self.shapes.items():
-            wide, size = (raw, 2) if len(shape) == 2 else (gguf.GGMLQuantizationType.F32, 4)
-            writer.add_tensor_info(outer(name), shape, np.dtype(np.float32), size * int(np.prod(shape)), wide)
-        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file):
-            step()
-        for done, tensor in enumerate(self._tensors(dtype)):
-            progress(f"Widening to {self.like}", done, len(self.shapes))
-            writer.write_tensor_data(tensor)
-        writer.close()
-
-    def _describe(self, writer: gguf.GGUFWriter) -> None:
-        s = self.shape
-        sizes = {"width": s.hidden, "ffn": s.ffn, "layers": s.layers, "heads": s.heads, "kv_heads": s.kv_heads}
-        small = self.source.header.metadata.get("general.name", "a small model")
-        name = f"{small} with the shape of {self.like} (cost-faithful)"
-        gguf_file.write_meta(writer, replace(self.source.shape, **sizes, norm_eps=self.eps), self.source, name)
-        writer.add_string(KEY, self.like)
-
-    def _tensors(self, dtype: torch.dtype) -> Iterator[np.ndarray]:
-        """In the order of `shapes`, each as the bytes of the file: uint8 [rows, bytes]."""
-        generator = torch.Generator(self.device).manual_seed(0)
-        for name, shape in self.shapes.items():
-            large = torch.empty(shape, device=self.device).normal_(0, 0.02, generator=generator)
-            self.places.fill(name, large, self.small)
-            kept = interleaved(large, self._heads(name)).to(torch.float32 if large.ndim == 1 else dtype)
-            yield kept.cpu().contiguous().view(torch.uint8).numpy()
-
-    def _heads(self, name: str) -> int:
-        """Of how many heads the tensor's rows are kept in another order, 0 = none."""
-        heads = {"q_proj": self.shape.heads, "k_proj": self.shape.kv_heads}
-        return heads.get(name.split(".")[-2], 0) if self.source.header.architecture == "llama" else 0
+def _write(wide: Wide, source: Source, like: str, path: Path, kind: str, progress: Progress) -> None:
+    """The whole file in 16 bits, norms and biases in 32."""
+    writer = gguf.GGUFWriter(path, source.header.architecture)
+    c, shape = wide.config, source.shape
+    sizes = {"width": c.hidden_size, "ffn": c.intermediate_size, "layers": c.num_hidden_layers}
+    sizes |= {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads, "norm_eps": c.rms_norm_eps}
+    name = source.header.metadata.get("general.name", "a small model")
+    write_meta(writer, replace(shape, **sizes), source, f"{name} with the shape of {like} (cost-faithful)")
+    writer.add_string(KEY, like)
+    tensors = dict(wide.empty.named_parameters())
+    dtypes = {name: PLAIN[kind] if p.ndim == 2 else torch.float32 for name, p in tensors.items()}
+    for name, empty in tensors.items():
+        raw = gguf.GGMLQuantizationType[kind.upper() if empty.ndim == 2 else "F32"]
+        size = empty.numel() * dtypes[name].itemsize
+        writer.add_tensor_info(outer(name), empty.shape, np.dtype(np.float32), size, raw)
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file):
+        step()
+    heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads} if c.model_type == "llama" else {}
+    for done, (name, empty) in enumerate(tensors.items()):
+        progress(f"Widening to {like}", done, len(tensors))
+        large = torch.empty(empty.shape, device=wide.generator.device)
+        wide.fill(name, large)
+        kept = interleaved(large, heads.get(name.split(".")[-2], 0)).to(dtypes[name])
+        writer.write_tensor_data(kept.cpu().contiguous().view(torch.uint8).numpy())
+    writer.close()
 
 
 def outer(name: str) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor
 
 from duochat import DuoChatError
@@ -21,59 +23,14 @@ from duochat.chat.text import Tokenizer
 from duochat.distill.gguf_file import Source
 from duochat.distill.student import Llama, Shape
 from duochat.distill.texts import TAUGHT, Text
+from duochat.engine.pytorch.forward import Graphs
 
 USER, ANSWER = 0, 1
 BUCKET = 256  # columns of the cache by which the captured step grows
 GROUP = 128  # neighbouring tokens that share a maximum
 SAMPLED = 64  # of the target's most likely tokens: chosen from
 
-LANGUAGES = ("German", "French", "Spanish", "Italian", "Portuguese", "Dutch")
-TOPICS = (
-    "the sea", "a long train journey", "bees", "the moon", "bread", "an old library", "electric cars", "the heart",
-    "volcanoes", "chess", "a small town", "the Roman Empire", "sleep", "rivers", "jazz", "money", "glaciers",
-    "a football final", "the weather", "coffee", "space travel", "elections", "a court case", "forests",
-    "computers", "a new film", "schools", "the brain", "insects", "bridges", "wine", "birds", "cities",
-    "a storm", "islands", "the stock market", "painting", "a king", "an airline", "farming", "television", "gold",
-)  # fmt: skip
-NAMES = ("Anna", "Omar", "Lucy", "Ken", "Maria", "Paul", "A farmer", "A baker", "Tom", "Sara", "The school", "A shop")
-STEMS: dict[str, tuple[str, ...]] = {
-    "chat": (
-        "", "", "", "Write", "Can you", "Imagine", "Explain", "Describe", "Compose", "Suppose that", "Give me",
-        "Write a short story about {topic}", "Draft an email", "Pretend to be", "What do you think about {topic}",
-        "Compare", "Help me",
-        "Act as", "I want to", "How would you", "Tell me about {topic}", "Edit the following", "Identify",
-    ),
-    "translation": (
-        "Translate {language} to English:", "Translate German to English:", "Translate German to English: Die",
-        "Translate German to English: Der", "Translate German to English: Ein", "Translate German to English: In",
-        "Translate German to English: Wir", "Translate German to English: Das", "Translate this {language} sentence:",
-        "Translate German to English: Nach", "Translate German to English: Es", "Translate into {language}:",
-    ),
-    "summary": (
-        "Summarize:", "Summarize: The", "Summarize: A", "Summarize: By", "Summarize: In", "Summarize: Police",
-        "Summarize: This week, {topic}", "Summarize the following article about {topic}:\n", "Summarize: (Reuters) -",
-        "Give a short summary of this text:\n", "Summarize: When", "Summarize: He", "Summarize: She",
-    ),
-    "qa": (
-        "Who", "When", "Where", "What is", "What", "How many", "How long", "Which", "Why", "When did",
-        "Who was the first",
-        "Where is", "Who plays", "Who wrote", "What year did", "Who sings", "When was", "How", "Where does", "In which",
-    ),
-    "maths": (
-        "{name}", "{name} has", "{name} buys", "{name} wants to", "There are", "If", "In a", "{name} earns", "Each",
-        "{name} sells", "{name} reads", "A train", "{name} makes", "Solve:", "How many", "Every day {name}", "Two",
-    ),
-    "retrieval": (
-        "{topic} The history of {topic}", "Here are some passages about {topic}.\n", "The", "In", "{topic} (", "{name}",
-        "Answer the question with these passages about {topic}:\n", "{topic} is", "The United", "{topic} are",
-    ),
-    "code": (
-        "def", "from typing import List\n\n\ndef", "\ndef", "import math\n\n\ndef", "Write a Python function",
-        "\n\ndef", "from typing import List, Tuple\n\n\ndef", "Write a program", "Complete this function:\n\ndef",
-        "def is_", "def count_", "def find_", "def sort_", "def get_", "def add_", "def remove_",
-        "def max_", "def check_",
-    ),
-}  # fmt: skip
+BEGINNINGS = yaml.safe_load(Path(__file__).with_name("stems.yaml").read_text("utf-8"))
 LONG = ("summary", "retrieval", "code")
 
 
@@ -112,7 +69,8 @@ class Row:
 
 def plan(tokenizer: Tokenizer, rows: int, rng: random.Random, long: bool, length: int) -> list[Row]:
     """Rows of random tasks; `long` ones begin with a text of the target's own that fills most of `length`."""
-    return [_row(tokenizer, rng, rng.choice(LONG if long else tuple(STEMS)), long, length) for _ in range(rows)]
+    tasks = LONG if long else tuple(BEGINNINGS["stems"])
+    return [_row(tokenizer, rng, rng.choice(tasks), long, length) for _ in range(rows)]
 
 
 def _row(tokenizer: Tokenizer, rng: random.Random, task: str, long: bool, length: int) -> Row:
@@ -127,147 +85,105 @@ def _row(tokenizer: Tokenizer, rng: random.Random, task: str, long: bool, length
 
 
 def _stem(task: str, rng: random.Random) -> str:
-    stem = rng.choice(STEMS[task])
-    return stem.format(topic=rng.choice(TOPICS), name=rng.choice(NAMES), language=rng.choice(LANGUAGES))
+    stem = rng.choice(BEGINNINGS["stems"][task])
+    return stem.format(**{what: rng.choice(BEGINNINGS[f"{what}s"]) for what in ("topic", "name", "language")})
 
 
 def _answer_temperature(rng: random.Random) -> float:
     return 0.0 if rng.random() < 0.5 else rng.choice((0.4, 0.7, 0.7, 1.0))
 
 
-def _padded(rows: Sequence[Sequence[int]], width: int, fill: int = -1) -> list[list[int]]:
-    return [[*row[:width], *[fill] * (width - len(row))] for row in rows]
-
-
 class Writer:
     """Lets the target write a batch of rows of `length` tokens; captured: the step is a CUDA graph for each BUCKET."""
 
     def __init__(self, target: Llama, chat: Format, batch: int, length: int, captured: bool = False) -> None:
-        device = target.token_embd.weight.device
-        self.target, self.chat, self.batch, self.length, self.device = target, chat, batch, length, device
+        self.target, self.chat, self.length = target, chat, length
+        self.device = target.token_embd.weight.device
+
+        def zeros(dtype: torch.dtype, *size: int) -> Tensor:
+            return torch.zeros(batch, *size, dtype=dtype, device=self.device)
+
         self.caches = target.cache(batch, length)
-        columns = dict.fromkeys(("token", "place", "role", "count"), torch.int64)
-        self.state = {k: torch.zeros(batch, dtype=t, device=device) for k, t in columns.items()}
-        width = max(64, len(chat.to_user) + 24)
-        self.queue, self.follow = (torch.full((batch, width), -1, device=device) for _ in range(2))
-        self.to_answer = torch.tensor(_padded([chat.to_answer], width), device=device)
-        self.temperature = torch.zeros(batch, 2, device=device)
-        self.shortest, self.longest = (torch.zeros(batch, 2, dtype=torch.int64, device=device) for _ in range(2))
-        self.tokens = torch.zeros(batch, length, dtype=torch.int64, device=device)
-        self.answers = torch.zeros(batch, length, dtype=torch.bool, device=device)
-        self.likely = torch.zeros(batch, length, min(TAUGHT, target.shape.vocab), dtype=torch.int32, device=device)
+        self.token, self.place, self.role, self.count = (zeros(torch.int64) for _ in range(4))
+        self.queue, self.follow, self.tokens = (zeros(torch.int64, length) for _ in range(3))
+        self.to_answer = self._padded([chat.to_answer]).to(self.device)
+        self.temperature = zeros(torch.float32, 2)
+        self.shortest, self.longest = zeros(torch.int64, 2), zeros(torch.int64, 2)
+        self.answers = zeros(torch.bool, length)
+        self.likely = zeros(torch.int32, length, min(TAUGHT, target.shape.vocab))
         self.logits = torch.zeros_like(self.likely, dtype=torch.float16)
-        self.ends = torch.tensor(chat.ends, device=device)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.captured, self.steps = captured, dict[int, Callable[[], None]]()
+        self.ends = torch.tensor(chat.ends, device=self.device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=self.device)
+        columns = torch.arange(length, device=self.device)
+        self.seen = [columns[:bucket] for bucket in range(BUCKET, length + BUCKET, BUCKET)]
+        self.play: Callable[[Hashable, Callable[[], object]], None] = Graphs() if captured else lambda _, step: step()
+        for bucket in range(len(self.seen) if captured else 0):  # while the state is of no meaning: it runs twice
+            self._step(bucket)
 
     def write(self, rows: Sequence[Row]) -> Text:
         """The text of these rows."""
-        width = self.queue.shape[1]
-        first = _padded([[*self.chat.opening, *row.stems[0]] for row in rows], width)
-        self.follow.copy_(torch.tensor(_padded([[*self.chat.to_user, *row.stems[1]] for row in rows], width)))
-        self.temperature.copy_(torch.tensor([row.temperature for row in rows]))
-        self.shortest.copy_(torch.tensor([row.shortest for row in rows]))
-        self.longest.copy_(torch.tensor([row.longest for row in rows]))
-        return self._run(torch.tensor(first))
+        self.follow.copy_(self._padded([[*self.chat.to_user, *row.stems[1]] for row in rows]))
+        for name in ("temperature", "shortest", "longest"):
+            getattr(self, name).copy_(torch.tensor([getattr(row, name) for row in rows]))
+        return self._run([[*self.chat.opening, *row.stems[0]] for row in rows], USER)
 
     def answer(self, prompts: Sequence[Sequence[int]], temperature: float) -> Text:
         """The target's answers to whole prompts, each shorter than the length."""
         for name, value in ((self.temperature, temperature), (self.shortest, 1), (self.longest, self.length)):
             name.fill_(value)
-        self.follow.fill_(-1)
-        self.follow[:, : len(self.chat.to_user)] = torch.tensor(self.chat.to_user, device=self.device)
-        return self._run(torch.tensor(_padded(prompts, self.length)), role=ANSWER)
+        self.follow.copy_(self._padded([self.chat.to_user]))
+        return self._run(prompts, ANSWER)
 
-    def _run(self, queue: Tensor, role: int = USER) -> Text:
-        self.queue = self._resized(queue)
-        self._reset(role)
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([[*row[: self.length], *[-1] * (self.length - len(row))] for row in rows])
+
+    def _run(self, begun: Sequence[Sequence[int]], role: int) -> Text:
+        self.queue.copy_(self._padded(begun))
+        self.token.copy_(self.queue[:, 0])
+        self.tokens[:, 0] = self.token
+        for state, value in ((self.place, 1), (self.role, role), (self.count, 0), (self.at, 0), (self.answers, 0)):
+            state.fill_(value)
         for at in range(self.length - 1):
-            self._step_at(at)()
+            self._step(at // BUCKET)
         found = (self.tokens.int(), self.answers, self.likely, self.logits)
         return Text(*(part.cpu().numpy().copy() for part in found))
 
-    def _resized(self, queue: Tensor) -> Tensor:
-        """The queue's own tensor if it has the shape (a captured graph points to it), else a new one."""
-        if queue.shape != self.queue.shape:
-            self.steps.clear()
-            grow = queue.shape[1] - self.follow.shape[1]
-            self.follow, self.to_answer = (
-                torch.nn.functional.pad(t[:, : queue.shape[1]], (0, max(0, grow)), value=-1)
-                for t in (self.follow, self.to_answer)
-            )
-            return queue.to(self.device)
-        return self.queue.copy_(queue)
-
-    def _reset(self, role: int) -> None:
-        for name, value in (("token", self.queue[:, 0]), ("place", 1), ("role", role), ("count", 0)):
-            self.state[name].copy_(value) if isinstance(value, Tensor) else self.state[name].fill_(value)
-        self.at.zero_()
-        self.answers.zero_()
-        self.tokens[:, 0] = self.state["token"]
-
-    def _step_at(self, at: int) -> Callable[[], None]:
-        bucket = min((at // BUCKET + 1) * BUCKET, self.length)
-        if bucket not in self.steps:
-            seen = torch.arange(bucket, device=self.device)
-            self.steps[bucket] = self._capture(lambda: self._advance(seen))
-        return self.steps[bucket]
-
-    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step as a CUDA graph if wanted. Its warm-up runs change the state, so that is restored."""
-        if not self.captured:
-            return step
-        kept = [*self.state.values(), self.queue, self.at, self.tokens, self.answers, self.likely, self.logits]
-        saved = [t.clone() for t in kept]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        for tensor, value in zip(kept, saved, strict=True):
-            tensor.copy_(value)
-        return graph.replay
+    def _step(self, bucket: int) -> None:
+        self.play(bucket, lambda: self._advance(self.seen[bucket]))
 
     @torch.no_grad()
     def _advance(self, columns: Tensor) -> None:
-        s = self.state
-        logits = self.target.step(s["token"], self.caches, self.at, columns <= self.at)
-        answering = s["role"][:, None]
-        count, temperature = s["count"], self.temperature.gather(1, answering)
-        too_short = count[:, None] < self.shortest.gather(1, answering)
+        answering = self.role[:, None]
+        logits = self.target.step(self.token, self.caches, self.at, columns <= self.at)
+        too_short = self.count[:, None] < self.shortest.gather(1, answering)
         logits[:, self.ends] = logits[:, self.ends].masked_fill(too_short, -torch.inf)
         likely, values = best(logits, SAMPLED)
-        chosen = likely.gather(1, _choose(values, temperature)[:, None])[:, 0]
-        chosen = chosen.masked_fill(count >= self.longest.gather(1, answering)[:, 0], self.chat.ends[0])
-        queued = self.queue.gather(1, s["place"].clamp(max=self.queue.shape[1] - 1)[:, None])[:, 0]
-        forced = (queued >= 0) & (s["place"] < self.queue.shape[1])
+        chosen = likely.gather(1, _choose(values, self.temperature.gather(1, answering))[:, None])[:, 0]
+        chosen = chosen.masked_fill(self.count >= self.longest.gather(1, answering)[:, 0], self.chat.ends[0])
+        queued = self.queue.gather(1, self.place[:, None])[:, 0]
+        forced = queued >= 0
         token = torch.where(forced, queued, chosen)
         for kept, value in ((self.likely, likely), (self.logits, values - values[:, :1])):
             kept.index_copy_(1, self.at, value[:, None, : kept.shape[-1]].to(kept.dtype))
         self.at += 1
         self.tokens.index_copy_(1, self.at, token[:, None])
-        self.answers.index_copy_(1, self.at, (~forced & (s["role"] == ANSWER))[:, None])
+        self.answers.index_copy_(1, self.at, (~forced & (self.role == ANSWER))[:, None])
         self._turn(token, forced, ~forced & (token[:, None] == self.ends).any(1))
 
     def _turn(self, token: Tensor, forced: Tensor, ended: Tensor) -> None:
         """Move every row on by its token; a turn that ended queues what the template puts before the next."""
-        s = self.state
-        following = torch.where(s["role"][:, None] == USER, self.to_answer, self.follow)
+        following = torch.where(self.role[:, None] == USER, self.to_answer, self.follow)
         self.queue.copy_(torch.where(ended[:, None], following, self.queue))
-        s["token"].copy_(token)
-        s["place"].copy_((s["place"] + forced).masked_fill(ended, 0))
-        s["role"].copy_((s["role"] + ended) % 2)
-        s["count"].copy_((s["count"] + 1).masked_fill(ended | forced, 0))
+        self.token.copy_(token)
+        self.place.copy_((self.place + forced).masked_fill(ended, 0))
+        self.role.copy_((self.role + ended) % 2)
+        self.count.copy_((self.count + 1).masked_fill(ended | forced, 0))
 
 
 def row_bytes(shape: Shape, length: int) -> int:
     """About what a row of a batch takes on the device: cache, kept logits, and those of a step with their copies."""
     cached = 4 * shape.layers * shape.kv_heads * shape.head_width
-    return length * (cached + 6 * TAUGHT + 9) + 12 * shape.vocab
+    return length * (cached + 6 * TAUGHT + 41) + 12 * shape.vocab
 
 
 def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from duochat import DuoChatError
 from duochat.engine import machine
-from duochat.models import cache_dir
+from duochat.models.store import cache_dir
 
 FAULTS = (OSError, subprocess.SubprocessError)
 

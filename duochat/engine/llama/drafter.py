@@ -12,6 +12,8 @@ from duochat.engine.llama.library import Llama
 from duochat.engine.llama.sequences import Sequences
 from duochat.engine.penalties import changes, penalised
 from duochat.engine.tree_drafter import CHUNK, TREE_CELLS, TreeDrafter
+from duochat.models import gguf
+from duochat.models.trim import kept
 
 
 class LlamaDrafter(TreeDrafter):
@@ -23,7 +25,8 @@ class LlamaDrafter(TreeDrafter):
         Raises DuoChatError when the file is missing, is no usable model, or memory is short.
         """
         kernel()
-        self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)
+        self._llama = Llama(Path(path), context_length + TREE_CELLS, threads)
+        self._names = kept(gguf.read(self._llama.path), vocabulary)  # the token of each logit; None = its index
         super().__init__(self._llama, Sequences(self._llama, CHUNK, TREE_CELLS))
 
     def describe(self) -> dict[str, Any]:
@@ -39,7 +42,8 @@ class LlamaDrafter(TreeDrafter):
         if not new:
             return 0.0
         started = perf_counter()
-        names, rows = self._llama.names, self._llama.logits(len(new))
+        names, rows = self._names, self._llama.logits(len(new))
+        rows = rows if names is None else rows.take(names, axis=1)
         made = changes(context, self._drafted(new, context), self._sampling)
         made = made and made.among(names, rows.shape[1])
         for number, entry in enumerate(new):

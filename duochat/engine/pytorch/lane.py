@@ -20,8 +20,7 @@ from duochat.engine.pytorch.forward import Forward
 from duochat.engine.pytorch.memo import Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, Rows, Shape, Shapes
 from duochat.engine.sampling import Sampling
-from duochat.models.folder import usable
-from duochat.models.stand_in import recipe
+from duochat.models.folder import recipe, usable
 
 REPRODUCIBLE_WIDTH = 16  # of every forward then: a product of another width may round otherwise
 PROMPT = 24  # tokens to read from which on a forward on a CPU is no round any more, but the reading of a prompt

@@ -33,8 +33,7 @@ def logits(context):
 def choose(row, sampling, position, context=()):
     """argmax(logits/T + noise), and the probability of the chosen token. context: what penalties look at."""
     t, made = sampling.temperature, changes(context, [()], sampling)
-    with penalised(row.astype(np.float32), made, 0) as row:
-        return _chosen(row.astype(float), t, sampling.seed, position)
+    return _chosen(penalised(row.astype(np.float32), made, 0).astype(float), t, sampling.seed, position)
 
 
 def _chosen(row, t, seed, position):

@@ -14,7 +14,7 @@ from duochat.engine import choosing
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled
 from duochat.engine.llama import devices, widths
-from duochat.engine.llama.placing import Place, place
+from duochat.engine.llama.loading import Place, place
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.native import NativeTarget, unfit
 from duochat.engine.sampling import Sampling

@@ -227,9 +227,9 @@ def test_penalties_are_those_of_each_rows_path(padded, more):
     assert answer.probs == pytest.approx([one.probs[0] for one in alone], abs=1e-4)
     for (token, parent), prob in zip(tree, answer.node_probs, strict=True):
         row = plain(build()[0], context + paths(tree)[parent + 1]).numpy()
-        with penalised(row, changes(context, [paths(tree)[parent + 1]], sampling), 0) as seen:
-            scaled = torch.from_numpy(seen / more.get("temperature", 1))
-            assert more.get("top_p") or prob == pytest.approx(float(scaled.softmax(-1)[token]), abs=1e-4)
+        seen = penalised(row, changes(context, [paths(tree)[parent + 1]], sampling), 0)
+        scaled = torch.from_numpy(seen / more.get("temperature", 1))
+        assert more.get("top_p") or prob == pytest.approx(float(scaled.softmax(-1)[token]), abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

@@ -16,7 +16,7 @@ import numpy as np
 from duochat import DuoChatError
 from duochat.engine import kernels
 from duochat.engine.lanes import Answer, Candidates, Edge
-from duochat.engine.penalties import Changes, penalised
+from duochat.engine.penalties import changes, paths, penalised
 from duochat.engine.sampling import Sampling, key
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -96,20 +96,18 @@ def sample(row: np.ndarray, position: int, sampling: Sampling, asked: Sequence[i
     return token, [*probs]
 
 
-def answer(
-    rows: Iterable[np.ndarray], position: int, tree: Sequence[Edge], sampling: Sampling, made: Changes | None
-) -> Answer:
-    """What the target says of a tree. rows: logits after its root and after each node, in this order, each good until
-    the next. position: of the token after the root. made: what penalties do to the rows."""
-    below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
-    places = [position]
+def answer(rows: Iterable[np.ndarray], context: Sequence[int], tree: Sequence[Edge], sampling: Sampling) -> Answer:
+    """What the target says of a tree below a context.
+
+    rows: logits after its root and after each node, in this order, each good until the next.
+    """
+    ways, below = paths(tree), [[] for _ in range(len(tree) + 1)]
     for node, (_, parent) in enumerate(tree):
         below[parent + 1].append(node)
-        places.append(places[parent + 1] + 1)
-    told = Answer([], [], [0.0] * len(tree))
-    for number, (row, nodes) in enumerate(zip(rows, below, strict=True)):
-        with penalised(row, made, number) as changed:
-            token, probs = sample(changed, places[number], sampling, [tree[node][0] for node in nodes])
+    made, told = changes(context, ways, sampling), Answer([], [], [0.0] * len(tree))
+    for number, (row, way, nodes) in enumerate(zip(rows, ways, below, strict=True)):
+        asked = [tree[node][0] for node in nodes]
+        token, probs = sample(penalised(row, made, number), len(context) + len(way), sampling, asked)
         told.tokens.append(token)
         told.probs.append(probs[0])
         for node, prob in zip(nodes, probs[1:], strict=True):

@@ -1,6 +1,6 @@
-"""The decoding loop: two lanes, one draft tree, a stream of rounds.
+"""The decoding loop, `decode`: two lanes, one draft tree, a stream of rounds.
 
-The CPU lane (`drafting`) drafts without pause in the drafter's own thread; the loop below verifies on the GPU lane and
+The CPU lane (`drafting`) drafts without pause in the drafter's own thread; the loop verifies on the GPU lane and
 re-roots the tree.
 The decoders differ only in their schedule. Whatever is drafted, the tokens are the target's own: the same for every
 decoder and seed.
@@ -34,6 +34,44 @@ class Request:
     decoder: str = Settings.decoder
     draft_budget: int | str = Settings.draft_budget
     keep: Callable[[tuple[int, ...]], int | None] | None = None
+
+
+def decode(
+    context: Sequence[int],
+    request: Request,
+    target: Target,
+    drafter: Drafter | None,
+    costs: Costs,
+    acceptance: Acceptance | None = None,
+    cancelled: Callable[[], bool] = never,
+    progress: Callable[[int, int], None] | None = None,
+    schedules: Mapping[str, Callable[..., Schedule]] = DECODERS,
+) -> Iterator[Round]:
+    """Continue `context` (token ids, not empty) and yield a Round for each target forward.
+
+    Close the generator to stop early; the caches of both lanes stay sound. The last round has its `finish` set; that
+    of a cancelled request is empty. schedules: by the names that `request.decoder` may have.
+    """
+    stop = StopRule(request, target, len(context))
+    tree = Tree(context, acceptance, limit=len(context) + stop.left, vocabulary=target.vocabulary)
+    schedule = schedules[request.decoder](costs, request.draft_budget)
+    state = State(tree, schedule, "no usable draft model is loaded" if schedule.drafts and not drafter else "")
+    with DraftLane(state, drafter, request.sampling.after(context)) as drafting:
+        lane = TargetLane(target, drafting, stop, cancelled)
+        try:
+            while stop.finish is None:
+                if lane.index == 1 or lane.rests():  # the first token comes at once, and a wait is a good time to tell
+                    yield from lane.tell()
+                forward = lane.begin(progress)
+                yield from lane.tell()  # while a device of its own is at work
+                lane.commit(forward)
+        except Exception as fault:
+            yield from lane.tell()
+            if not isinstance(fault, Cancelled):
+                raise
+            yield lane.last_round()
+        else:
+            yield from lane.tell()
 
 
 class StopRule:
@@ -153,44 +191,6 @@ class TargetLane:
         with self.drafting.changed:
             now, position = self.drafting.clock(), len(self.state.tree.context)
             return Round(self.index, position, now, now, (), "plain", **self.state.since((), "cancelled"))
-
-
-def decode(
-    context: Sequence[int],
-    request: Request,
-    target: Target,
-    drafter: Drafter | None,
-    costs: Costs,
-    acceptance: Acceptance | None = None,
-    cancelled: Callable[[], bool] = never,
-    progress: Callable[[int, int], None] | None = None,
-    schedules: Mapping[str, Callable[..., Schedule]] = DECODERS,
-) -> Iterator[Round]:
-    """Continue `context` (token ids, not empty) and yield a Round for each target forward.
-
-    Close the generator to stop early; the caches of both lanes stay sound. The last round has its `finish` set; that
-    of a cancelled request is empty. schedules: by the names that `request.decoder` may have.
-    """
-    stop = StopRule(request, target, len(context))
-    tree = Tree(context, acceptance, limit=len(context) + stop.left, vocabulary=target.vocabulary)
-    schedule = schedules[request.decoder](costs, request.draft_budget)
-    state = State(tree, schedule, "no usable draft model is loaded" if schedule.drafts and not drafter else "")
-    with DraftLane(state, drafter, request.sampling.after(context)) as drafting:
-        lane = TargetLane(target, drafting, stop, cancelled)
-        try:
-            while stop.finish is None:
-                if lane.index == 1 or lane.rests():  # the first token comes at once, and a wait is a good time to tell
-                    yield from lane.tell()
-                forward = lane.begin(progress)
-                yield from lane.tell()  # while a device of its own is at work
-                lane.commit(forward)
-        except Exception as fault:
-            yield from lane.tell()
-            if not isinstance(fault, Cancelled):
-                raise
-            yield lane.last_round()
-        else:
-            yield from lane.tell()
 
 
 def rows(pending: Sequence[Node]) -> list[Edge]:

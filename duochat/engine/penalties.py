@@ -10,8 +10,7 @@ Counts are added up before they meet a logit: so a row gives the same bits, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,23 +66,15 @@ def changed(logits: Any, divisors: Any, added: Any) -> Any:
     return logits.clip(min=0) / divisors + logits.clip(max=0) * divisors + added
 
 
-@contextmanager
-def penalised(row: np.ndarray, made: Changes | None, number: int) -> Iterator[np.ndarray]:
-    """Within, the row is changed as `made` says of the row of that number."""
+def penalised(row: np.ndarray, made: Changes | None, number: int) -> np.ndarray:
+    """The row of that number as `made` changes it; without changes the row itself."""
     if made is None:
-        yield row
-        return
-    whole = None if made.allowed is None else row.copy()
-    before = row[made.tokens]
-    row[made.tokens] = changed(before, made.divisors[number], made.added[number])
-    if whole is not None:
+        return row
+    row = row.copy()
+    row[made.tokens] = changed(row[made.tokens], made.divisors[number], made.added[number])
+    if made.allowed is not None:
         row[~made.allowed[number]] = FORBIDDEN
-    try:
-        yield row
-    finally:
-        row[made.tokens] = before
-        if whole is not None:
-            row[:] = whole
+    return row
 
 
 def paths(tree: Sequence[Edge]) -> list[list[int]]:

@@ -158,9 +158,9 @@ class TreeCache:
         decode: is given all new ones and those, which may want an answer; a fault of it undoes what was grown.
         """
         new, self._new = self._new, []
-        rows = [entry for entry in new if entry.position >= self._root.position]
         if not new:
-            return rows
+            return []
+        rows = [entry for entry in new if entry.position >= self._root.position]
         try:
             decode(new, rows)
         except BaseException:

@@ -26,7 +26,7 @@ class LlamaDrafter(TreeDrafter):
         """
         kernel()
         self._llama = Llama(Path(path), context_length + TREE_CELLS, threads)
-        self._names = kept(gguf.read(self._llama.path), vocabulary)
+        self._names = kept(gguf.read(self._llama.path), vocabulary)  # the token of each logit; None = its index
         super().__init__(self._llama, Sequences(self._llama, CHUNK, TREE_CELLS))
 
     def describe(self) -> dict[str, Any]:
@@ -47,7 +47,6 @@ class LlamaDrafter(TreeDrafter):
         made = changes(context, self._drafted(new, context), self._sampling)
         made = made and made.among(names, rows.shape[1])
         for number, entry in enumerate(new):
-            position = self._cache.start + entry.position + 1
-            with penalised(rows[number], made, number) as row:
-                entry.note = choose(row, position, self._sampling, self.candidates, names)
+            row, position = penalised(rows[number], made, number), self._cache.start + entry.position + 1
+            entry.note = choose(row, position, self._sampling, self.candidates, names)
         return perf_counter() - started

@@ -8,19 +8,22 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import llama_cpp
+from gguf import GGMLQuantizationType
 
 from duochat import DuoChatError
 from duochat.engine.llama import devices
+from duochat.engine.llama.probe import rebuild
 from duochat.engine.machine import require_memory
 from duochat.models import gguf
 
 BATCH = 512  # tokens of one decode at most
-CACHE_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q4_0": 2}  # as ggml.h numbers them
+RESERVE = 2**30  # bytes of a GPU's memory that are not for weights and cache: activations, the driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,22 @@ class Options:
     sequences: int = 128  # held at a time; llama.cpp reserves a row of logits for each
     unit: int = BATCH // 4  # tokens that go through the layers at once
     fused: bool | None = None  # attention as one step; None: as llama.cpp sees fit
-    keys: str = "f16"  # a name of CACHE_TYPES
+    keys: str = "f16"  # the type of the cache's, as ggml names it
     values: str = "f16"
     extra_buffers: bool | None = None  # lay weights out for special kernels on the CPU; None: if they live there
     gpu_layers: int = 0  # layers on devices of their own, counted from the last; 999 = all
     devices: tuple[str, ...] = ()  # their names, () = all
     split: tuple[float, ...] = ()  # share of each device, () = by its free memory
     tensor_overrides: tuple[str, ...] = ()  # "pattern=device": tensors of such names go there
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """gpu_layers: of the model, the output counted as one. device: for people. note: what they should know."""
+
+    gpu_layers: int
+    device: str
+    note: str = ""
 
 
 def check_file(path: Path, role: str) -> None:
@@ -54,6 +66,37 @@ def check_file(path: Path, role: str) -> None:
 def size(path: Path) -> int:
     """Bytes of the model's file, or of all its parts. Raises DuoChatError when one is missing."""
     return sum(part.stat().st_size for part in gguf.read(path).parts)
+
+
+def place(path: Path, cells: int, gpu_layers: int | str, names: Sequence[str], rpc: Sequence[str]) -> Place:
+    """Find a place for a model with a cache of so many tokens. Raises DuoChatError when what is asked is not there."""
+    start()
+    for server in rpc:
+        devices.connect(server)
+    there = devices.gpus()
+    if not there and (names or gpu_layers not in ("auto", 0)):
+        raise DuoChatError(f"llama.cpp sees no GPU: {devices.unused_gpu() or _build()}, or set gpu_layers to 0.")
+    there = devices.gpus(names)
+    note = "" if there or gpu_layers == 0 else devices.unused_gpu()
+    layers = gpu_layers if there else 0
+    if layers == "auto":
+        layers, all_layers = _fitting(path, cells, sum(max(0, device.free - RESERVE) for device in there))
+        if layers < all_layers:
+            note = f"{layers} of {all_layers} layers fit the GPU's memory, the rest computes on the CPU"
+    used = there if layers else [device for device in devices.found() if device.kind == devices.CPU]
+    return Place(layers, " + ".join(device.title for device in used), note)
+
+
+def _build() -> str:
+    return f"build it for one with {rebuild('-DGGML_CUDA=on')} (VULKAN or HIP in place of CUDA for other makes)"
+
+
+def _fitting(path: Path, cells: int, free: int) -> tuple[int, int]:
+    """Layers that fit, and all there are."""
+    header = gguf.read(path)
+    layers = header.get("block_count", 1) + 1
+    need = size(path) + header.cache_bytes(cells)
+    return min(layers, free * layers // need), layers
 
 
 def load_model(path: Path, options: Options) -> int:
@@ -105,7 +148,7 @@ def new_context(model: int, path: Path, cells: int, threads: int, options: Optio
     params.n_outputs_max_per_seq = 0
     params.n_threads = params.n_threads_batch = threads
     params.flash_attn_type = -1 if options.fused is None else int(options.fused)
-    params.type_k, params.type_v = CACHE_TYPES[options.keys], CACHE_TYPES[options.values]
+    params.type_k, params.type_v = (GGMLQuantizationType[kind.upper()] for kind in (options.keys, options.values))
     params.kv_unified = params.swa_full = params.no_perf = True
     params.offload_kqv = params.op_offload = options.gpu_layers > 0
     context = llama_cpp.llama_init_from_model(model, params)

@@ -14,7 +14,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from duochat.engine.calibration import CPU_WIDTHS, GPU_WIDTHS
 from duochat.engine.llama import devices, loading, probe
-from duochat.engine.llama.placing import RESERVE
+from duochat.engine.llama.loading import RESERVE
 from duochat.engine.llama.probe import OUTER, Shape
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.machine import available_cores

@@ -10,21 +10,20 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 
 from duochat.config import AUTO, Settings
 from duochat.engine.choosing import answer, kernel
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
-from duochat.engine.llama.placing import place
 from duochat.engine.llama.sequences import Line, Sequences
-from duochat.engine.penalties import Changes, changes, paths
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree_cache import Entry
 from duochat.models import gguf
@@ -77,7 +76,7 @@ class LlamaTarget(Target):
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
-        found = place(path, cells, gpu_layers, devices, rpc)
+        found = loading.place(path, cells, gpu_layers, devices, rpc)
         options = Options(
             role="target",
             sequences=MOST_NODES + 3,
@@ -107,7 +106,12 @@ class LlamaTarget(Target):
         root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
         nodes = self._grow(root, tree)
         rows = self._cache.decode(cancelled)
-        return partial(self._answer, [root, *nodes], rows, tree, sampling, changes(context, paths(tree), sampling))
+        return partial(answer, self._logits([root, *nodes], rows), context, tree, sampling)
+
+    def _logits(self, entries: Sequence[Entry], rows: Sequence[Entry]) -> Iterator[np.ndarray]:
+        """Of the root and of the nodes, once the device has done its work. rows: the entry of each row of it."""
+        logits, place = self._llama.logits(len(rows)), {entry: row for row, entry in enumerate(rows)}
+        yield from (logits[place[entry]] for entry in entries)
 
     def _grow(self, root: Entry, tree: Sequence[Edge]) -> list[Entry]:
         """The entry of each node. The likeliest branch, whose nodes come first, takes the first cells: it leaves no
@@ -123,16 +127,6 @@ class LlamaTarget(Target):
             entries[node] = self._cache.grow(entries[parent] if parent >= 0 else root, (token,))
             stack += children[node + 1][::-1]
         return entries
-
-    def _answer(
-        self, entries: Sequence[Entry], rows: Sequence[Entry], tree: Sequence[Edge], sampling: Sampling,
-        made: Changes | None,
-    ) -> Answer:  # fmt: skip
-        """entries: the root's and the nodes'. rows: the entry of each row of logits."""
-        logits = self._llama.logits(len(rows))
-        place = {entry: row for row, entry in enumerate(rows)}
-        ordered = (logits[place[entry]] for entry in entries)
-        return answer(ordered, entries[0].position + 1, tree, sampling, made)
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""

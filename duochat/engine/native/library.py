@@ -147,9 +147,6 @@ class Native:
             raise DuoChatError(f"The {role} model {path} does not fit into memory: choose a smaller {role}.")
         self.close = weakref.finalize(self, self._library.discard, self._lane)
         self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
-        self._tokens, self._probs, self._found = (
-            (kind * 0)() for kind in (ctypes.c_int32, ctypes.c_float, ctypes.c_int32)
-        )
 
     def _load(self, header: gguf.Header, shape: _Shape, names: np.ndarray | None) -> int | None:
         """native.c's `load`: it keeps nothing of the file but the embedding, which is kept here."""
@@ -210,16 +207,14 @@ class Native:
         `interrupt`, and DuoChatError for a token that the model does not know.
         """
         wanted, count = self._tell(nodes), choice.count
-        if len(self._tokens) < wanted * count:
-            self._tokens, self._probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
-            self._found = (ctypes.c_int32 * wanted)()
+        tokens, probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
+        found = (ctypes.c_int32 * wanted)()
         if changes is not None:
             changes = changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
             made = _Changes(len(changes.tokens), *(None if part is None else part.ctypes.data for part in changes))
-        out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
+        out = (tokens, probs, found, ctypes.byref(self._choosing))
         told = (self._nodes, len(nodes), choice, changes and ctypes.byref(made), *out)
         if self._library.run(self._lane, threads, *told) < len(nodes):
             raise Cancelled
-        spans = [(i * count, i * count + self._found[i]) for i in range(wanted)]
-        found = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
-        return found, self._choosing.value
+        spans = [(i * count, i * count + found[i]) for i in range(wanted)]
+        return [Candidates(tuple(tokens[a:b]), tuple(probs[a:b])) for a, b in spans], self._choosing.value

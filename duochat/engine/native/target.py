@@ -14,7 +14,6 @@ from typing import Any
 from duochat.engine.choosing import answer
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, common
 from duochat.engine.native.library import MOST, Native
-from duochat.engine.penalties import changes, paths
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf, tokenizer
 
@@ -82,7 +81,7 @@ class NativeTarget(Target):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
         parts = (nodes[start : start + MOST] for start in range(0, len(nodes), MOST))
         rows = (row for part in parts for row in self._native.logits(part, self._native.threads))
-        told = answer(rows, first, tree, sampling, changes(context, paths(tree), sampling))
+        told = answer(rows, context, tree, sampling)
         self._tokens.append(context[-1])
         self._tree = {(parent, token): cell for token, _, cell, parent, _ in nodes[1:]}
         return told

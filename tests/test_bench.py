@@ -518,11 +518,10 @@ def test_a_cancelled_answer_is_no_run():
         decoder.answer([5, 6, 7], Sampling(), 4, lambda: True)
 
 
-def test_plain_decoding_always_takes_part_and_names_are_checked():
-    assert bench.chosen_decoders("duotree") == ["autoregressive", "duotree"]
+def test_names_are_checked():
     assert contest.chosen("task", "all", tasks.TASKS) == list(tasks.TASKS)
     with pytest.raises(DuoChatError, match="no decoder 'magic': choose from autoregressive"):
-        bench.chosen_decoders("magic")
+        contest.chosen("decoder", "magic", bench.DECODERS)
 
 
 def test_emptying_the_caches_is_not_timed():

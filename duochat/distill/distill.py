@@ -170,7 +170,9 @@ class Worker:
         students = [(plan, self._begun(target, plan)) for plan in _plans(self.args)]
         del target
         torch.cuda.empty_cache()
-        texts = self._texts()
+        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers)])
+        paths = sorted(self.work.glob("text-*-*.npz"))  # of all workers; one that is late is not waited for
+        texts = Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
         self.frequent = self._most_frequent(texts)
         head = Head(self.source.shape.vocab, self.frequent, self.args.hard, self.device)
         for done, (plan, model) in enumerate(students):
@@ -217,12 +219,6 @@ class Worker:
         rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(target.shape, n))) for n in GPU_LENGTHS}
         self._say("%s rows x tokens fill half of the %.0f GB that are free of %.0f", rows, free / 1e9, total / 1e9)
         return [(max(1, rows[n]), n, share) for n, share in GPU_LENGTHS.items()]
-
-    def _texts(self) -> Texts:
-        """The texts of all workers; one that is late is not waited for."""
-        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers)])
-        paths = sorted(self.work.glob("text-*-*.npz"))
-        return Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
 
     def _most_frequent(self, texts: Texts) -> list[int]:
         """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""

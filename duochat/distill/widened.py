@@ -1,9 +1,9 @@
 """`python -m duochat widen`: a small Llama or Qwen2 in a large one's shape, to time what cannot be fetched.
 
-Its function stays, so timing and acceptance are both real (cost-faithful). Hidden states are padded with zeros (RMSNorm:
-weight * sqrt(d/D), eps * d/D); added heads and neurons are random but their output projections are zero, and so are
-those of added layers. Head size h -> nh: rotary pair i goes to pair n*i, which has the same frequency, and the query is
-scaled by sqrt(n). A folder for the torch lane is a recipe: its weights are made on the device at load.
+Its function stays, so timing and acceptance are both real (cost-faithful). Hidden states are padded with zeros
+(RMSNorm: weight * sqrt(d/D), eps * d/D); added heads and neurons are random but their output projections are zero, and
+so are those of added layers. Head size h -> nh: rotary pair i goes to pair n*i, which has the same frequency, and the
+query is scaled by sqrt(n). A folder for the torch lane is a recipe: its weights are made on the device at load.
 """
 
 from __future__ import annotations

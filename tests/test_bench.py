@@ -350,6 +350,7 @@ def test_the_page_needs_nothing_else_and_says_all_the_tables_say(tmp_path):
     for title, table in report.tables(results).items():
         for cell in (title, *table.columns, *table.index, *table.to_numpy().flat):
             assert html.escape(cell) in written
+    assert all(meaning in written for meaning in report.FIGURES.values())
     for plot in (report_page.speedup_by_task(results), report_page.acceptance_by_position(results)):
         assert json.dumps(plot.layout.title.text)[1:-1] in written
 

@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="where the first student goes, as GGUF")
     add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
     add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")
-    add("--students", default="320x5", help="width x layers[x inner width][@rate], commas between; ';' parts workers")
+    add(
+        "--students",
+        default="320x5",
+        help="width x layers[x inner width][@rate],… one after the other; ';' parts workers",
+    )
     add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
     add("--vocabulary", type=int, default=24576, help="tokens that --out proposes, the target's most frequent; 0 = all")

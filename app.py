@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Sequence
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it at import, and would ask outside hosts
@@ -21,17 +20,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--auth", metavar="USER:PASSWORD", help="ask for these; needed on any other address")
     args = parser.parse_args(arguments)
 
-    from duochat import config
+    from duochat.api.serve import begin
 
-    settings = config.load(args.config, target=args.target, draft=args.draft, host=args.host, port=args.port)
     auth = credentials(args.auth)
-
-    from duochat.api.serve import check_address
-    from duochat.chat.worker import Worker
-
-    check_address(settings.host, settings.port, auth, "--auth user:password")
-    worker = Worker(settings)  # loads the models while Gradio is imported
-    threading.Thread(target=terminal.show_loading, args=[worker.loading()], daemon=True).start()
+    settings, worker = begin(args, auth, "--auth user:password")  # the models are loaded while Gradio is imported
 
     from duochat.app import page
 

@@ -21,13 +21,23 @@ from duochat import DuoChatError, config, terminal
 if TYPE_CHECKING:
     from duochat.bench.forecast import Forecast
     from duochat.chat.answer import Answer, Step
-    from duochat.chat.chat import Chat, Options
+    from duochat.chat.chat import Options
     from duochat.config import Settings
 
-SAMPLING = (
-    "decoder", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-    "frequency_penalty", "logit_bias", "seed", "draft_budget", "system",
-)  # fmt: skip
+ANSWER = {  # arguments of `chat` by setting: a word for the value, and the help
+    "decoder": ("NAME", ", ".join(config.DECODERS)),
+    "max_tokens": ("N", None),
+    "temperature": ("T", "0 = greedy"),
+    "top_k": ("K", "0 = off"),
+    "top_p": ("P", "1 = off"),
+    "min_p": ("P", "0 = off"),
+    "repetition_penalty": ("R", "of what prompt or answer holds; 1 = off"),
+    "presence_penalty": ("A", "of what the answer holds; 0 = off"),
+    "frequency_penalty": ("A", "the same for each time; 0 = off"),
+    "logit_bias": ("JSON", 'added to logits, {"token id": number}'),
+    "seed": ("S", "same seed, same text, with every decoder"),
+    "draft_budget": ("N|auto", "drafted tokens a round"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,13 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return terminal.run(_dispatch, arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A line of the help text, and how to add the command's arguments and run it."""
-
-    summary: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+# Of a command: its line of the help text, what adds its arguments, what runs it.
+Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
@@ -49,11 +54,11 @@ def _dispatch(arguments: Sequence[str]) -> int:
         prog="python -m duochat", description="Chat that drafts on the CPU and verifies on the GPU."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.summary, description=command.summary)
+    for name, (summary, add_arguments, run) in COMMANDS.items():
+        one = commands.add_parser(name, help=summary, description=summary)
         if name in arguments[:1]:  # the others' arguments would cost imports
-            command.add_arguments(one)
-            one.set_defaults(run=command.run)
+            add_arguments(one)
+            one.set_defaults(run=run)
     args = parser.parse_args(arguments)
     return args.run(args)
 
@@ -64,7 +69,7 @@ def _elsewhere(module: str, summary: str) -> Command:
     def loaded() -> Any:
         return import_module(f"duochat.{module}")
 
-    return Command(summary, lambda parser: loaded().add_arguments(parser), lambda args: loaded().main(args))
+    return summary, lambda parser: loaded().add_arguments(parser), lambda args: loaded().main(args)
 
 
 def _settings(args: argparse.Namespace, *names: str) -> Settings:
@@ -77,20 +82,8 @@ def _settings(args: argparse.Namespace, *names: str) -> Settings:
 def _chat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", type=terminal.text, help="what to answer")
     parser.add_argument("--system", metavar="S", type=terminal.text, help="system prompt")
-    parser.add_argument("--decoder", metavar="NAME", help=", ".join(config.DECODERS))
-    parser.add_argument("--max-tokens", metavar="N", type=int)
-    parser.add_argument("--temperature", metavar="T", type=float, help="0 = greedy")
-    parser.add_argument("--top-k", metavar="K", type=int, help="0 = off")
-    parser.add_argument("--top-p", metavar="P", type=float, help="1 = off")
-    parser.add_argument("--min-p", metavar="P", type=float, help="0 = off")
-    parser.add_argument("--repetition-penalty", metavar="R", type=float, help="of what prompt or answer holds; 1 = off")
-    parser.add_argument("--presence-penalty", metavar="A", type=float, help="of what the answer holds; 0 = off")
-    parser.add_argument("--frequency-penalty", metavar="A", type=float, help="the same for each time; 0 = off")
-    parser.add_argument(
-        "--logit-bias", metavar="JSON", type=terminal.mapping, help='added to logits, {"token id": number}'
-    )
-    parser.add_argument("--seed", metavar="S", type=int, help="same seed, same text, with every decoder")
-    parser.add_argument("--draft-budget", metavar="N|auto", type=terminal.number_or_auto, help="drafted tokens a round")
+    for name, (word, about) in ANSWER.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=word, type=terminal.value, help=about)
     terminal.add_pair(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     parser.add_argument("--trace", metavar="FILE.jsonl", help="write each round as a JSON line")
@@ -100,7 +93,7 @@ def chat(args: argparse.Namespace) -> int:
     """Answer one prompt, streaming its text, or as one JSON object."""
     from duochat.chat import loading, worker  # the engine starts before the rest of the chat is imported
 
-    settings = _settings(args, *SAMPLING)
+    settings = _settings(args, "system", *ANSWER)
     with ExitStack() as stack:
         trace = stack.enter_context(_writable(args.trace)) if args.trace else None
         prepare = partial(loading.prepare, alone=settings.decoder == "autoregressive")
@@ -171,16 +164,6 @@ def _status(answer: Answer) -> int:
     return terminal.INTERRUPTED if answer.finish == "cancelled" else 0
 
 
-def _load_chat(settings: Settings) -> Chat:
-    from duochat.chat.loading import load_chat
-
-    bar = terminal.Bar()
-    try:
-        return load_chat(settings, bar)
-    finally:
-        bar.close()
-
-
 @contextmanager
 def _writable(path: str) -> Iterator[IO[str]]:
     try:
@@ -202,17 +185,17 @@ def _calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def calibrate(args: argparse.Namespace) -> int:
     """Measure both devices, and print the draft budget that follows and the tokens per second to expect."""
     from duochat.bench import simulate, tasks
+    from duochat.chat.loading import load_chat
 
-    bar = terminal.Bar()
-    talk = _load_chat(_settings(args))
-    if talk.engine.fault:
-        raise DuoChatError(talk.engine.fault)
-    bar("Measuring both devices", 0, 0)
-    costs = talk.engine.calibrate()
-    questions = tasks.load(limit=1)
-    contexts = [talk.tokenizer.prompt([{"role": "user", "content": q.turns[0]}]) for q in questions]
-    expected = simulate.forecast(talk.engine, contexts, progress=partial(bar, "Trying a prompt of each task"))
-    bar.close()
+    with closing(terminal.Bar()) as bar:
+        talk = load_chat(_settings(args), bar)
+        if talk.engine.fault:
+            raise DuoChatError(talk.engine.fault)
+        bar("Measuring both devices", 0, 0)
+        costs = talk.engine.calibrate()
+        questions = tasks.load(limit=1)
+        contexts = [talk.tokenizer.prompt([{"role": "user", "content": q.turns[0]}]) for q in questions]
+        expected = simulate.forecast(talk.engine, contexts, progress=partial(bar, "Trying a prompt of each task"))
     budget = {"c": 1 / costs.budget, "draft_budget": costs.budget, "tokens_per_s": expected}
     _print({**budget, **costs.to_dict(), **talk.engine.describe()}, args.json)
     return 0
@@ -229,16 +212,17 @@ def _print(values: dict[str, Any], as_json: bool) -> None:
 
 def check(args: argparse.Namespace) -> int:
     """Say whether a target can be one and a draft fits it; status 2 when not."""
-    from duochat import models
     from duochat.chat.text import Tokenizer
+    from duochat.models.fetch import fetch
     from duochat.models.files import backend_of
+    from duochat.models.pair import check_pair
 
-    settings, bar = _settings(args), terminal.Bar()
-    target, draft = models.fetch(settings.target, bar), models.fetch(settings.draft, bar)
-    bar.close()
+    settings = _settings(args)
+    with closing(terminal.Bar()) as bar:
+        target, draft = fetch(settings.target, bar), fetch(settings.draft, bar)
     backend_of(target, settings.backend)
     Tokenizer.load(target, settings.chat_template).prompt([{"role": "user", "content": "Hello"}])
-    pair = models.check_pair(target, draft)
+    pair = check_pair(target, draft)
     if args.json:
         print(json.dumps({"target": settings.target, "draft": settings.draft} | pair.to_dict()))
     elif pair.fits:
@@ -256,7 +240,10 @@ def _models_arguments(parser: argparse.ArgumentParser) -> None:
 
 def models(args: argparse.Namespace) -> int:
     """List the presets, what each needs and has, and the models that lie on this disk with the drafts that fit."""
-    from duochat.models import cache_dir, cached, list_local, list_models, weight
+    from duochat.models.catalog import list_models
+    from duochat.models.fetch import cached
+    from duochat.models.local import list_local
+    from duochat.models.store import cache_dir, weight
 
     entries, cache, settings = list_models(), cache_dir(), config.load(args.config)
     drafts = [path for entry in entries if (path := cached(entry.settings.draft))]
@@ -288,13 +275,12 @@ def _forecasts(pairs: Sequence[Settings]) -> dict[str, Forecast]:
     """By target, of which enough is known."""
     from duochat.bench import forecast
 
-    bar = terminal.Bar()
     found = {}
-    for done, pair in enumerate(pairs):
-        bar("Measuring this machine", done, len(pairs))
-        if told := forecast.of_pair(pair):
-            found[pair.target] = told
-    bar.close()
+    with closing(terminal.Bar()) as bar:
+        for done, pair in enumerate(pairs):
+            bar("Measuring this machine", done, len(pairs))
+            if told := forecast.of_pair(pair):
+                found[pair.target] = told
     return found
 
 
@@ -302,13 +288,13 @@ def _fits(listed: Any) -> str:
     return f"no: {listed.unfit}" if listed.unfit else "yes"
 
 
-COMMANDS = {
-    "chat": Command("answer one prompt", _chat_arguments, chat),
+COMMANDS: dict[str, Command] = {
+    "chat": ("answer one prompt", _chat_arguments, chat),
     "bench": _elsewhere("bench.bench", "measure the decoders on the tasks"),
     "serve": _elsewhere("api.serve", "answer programs over HTTP, in OpenAI's form"),
-    "calibrate": Command("measure both devices", _calibrate_arguments, calibrate),
-    "check": Command("can a target be one, does a draft fit it?", _calibrate_arguments, check),
-    "models": Command("presets, and the models that lie on this disk", _models_arguments, models),
+    "calibrate": ("measure both devices", _calibrate_arguments, calibrate),
+    "check": ("can a target be one, does a draft fit it?", _calibrate_arguments, check),
+    "models": ("presets, and the models that lie on this disk", _models_arguments, models),
     "distill": _elsewhere("distill.distill", "make a draft for a target"),
     "widen": _elsewhere("distill.widened", "make a target of another size with the same function, for timing"),
 }

@@ -76,19 +76,10 @@ def _number(default: Any, low: float, high: float, **more: bool) -> Any:
     return _setting(default, Number(low, high, auto=default == AUTO, **more))
 
 
-def _choice(default: str, *names: str | bool) -> Any:
+def _choice(default: str | bool, *names: str | bool) -> Any:
     def check(value: Any) -> Any:
         if not any(value is name or (isinstance(value, str) and value == name) for name in names):
             raise ValueError(f"choose one of {', '.join(str(name).lower() for name in names)}")
-        return value
-
-    return _setting(default, check)
-
-
-def _switch(default: bool) -> Any:
-    def check(value: Any) -> Any:
-        if not isinstance(value, bool):
-            raise ValueError("give true or false")
         return value
 
     return _setting(default, check)
@@ -132,7 +123,27 @@ def _addresses(value: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AnswerSettings:
+    """What one answer is made with."""
+
+    decoder: str = _choice("duotree", *DECODERS)
+    temperature: float = _number(0.0, 0, 100, whole=False)
+    top_k: int = _number(0, 0, 2**31 - 1)
+    top_p: float = _number(1.0, 0, 1, whole=False, above=True)
+    min_p: float = _number(0.0, 0, 1, whole=False)
+    repetition_penalty: float = _number(1.0, 0, 10, whole=False, above=True)  # of what prompt or answer holds
+    presence_penalty: float = _number(0.0, -2, 2, whole=False)  # of what the answer holds
+    frequency_penalty: float = _number(0.0, -2, 2, whole=False)  # and once more each time it does
+    logit_bias: tuple[tuple[int, float], ...] = _setting((), _biases)  # token id: what is added to its logit
+    seed: int = _number(0, 0, 2**63 - 1)
+    max_tokens: int = _number(512, 1, 131_072)
+    stop: tuple[str, ...] = _setting((), _texts)
+    system: str = _setting("", _text)
+    draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AnswerSettings):
     """Everything that a run needs to know. Built by `load`; a value out of range raises DuoChatError."""
 
     # The pair
@@ -145,22 +156,20 @@ class Settings:
     chat_template: str = _setting("", _text)  # Jinja; "" = the target's own
 
     # The engine
-    decoder: str = _choice("duotree", *DECODERS)
     backend: str = _choice(
         AUTO, AUTO, "torch", "llama", "native"
     )  # what runs the target; auto: by its files and this machine
     context_length: int = _number(4096, 64, 1_048_576)  # tokens of prompt and answer together
-    draft_budget: int | str = _number(AUTO, 1, 256)  # drafted tokens a round; auto = measured γ*
     draft_vocabulary: int | str = _number(AUTO, 1, 2**31 - 1)  # tokens a draft may propose; auto: its file
     draft_threads: int | str = _number(AUTO, 1, 1024)
     target_threads: int | str = _number(AUTO, 1, 1024)
-    reproducible: bool = _switch(False)  # all decoders emit identical tokens in bf16 too, for some speed
+    reproducible: bool = _choice(False, True, False)  # all decoders emit identical tokens in bf16 too, for some speed
     models_folder: str = _setting("~/models", _text)  # where models of one's own are looked for
 
     # The target on torch
     device: str = _choice(AUTO, AUTO, "cuda", "mps", "cpu")
     dtype: str = _choice(AUTO, AUTO, "fp32", "bf16", "fp16")  # auto: fp32 on the CPU, bf16 on a GPU
-    compile: bool = _switch(True)
+    compile: bool = _choice(True, True, False)
 
     # The target on llama.cpp
     gpu_layers: int | str = _number(AUTO, 0, 10_000)  # layers on the GPU; auto: as many as fit
@@ -170,20 +179,6 @@ class Settings:
     flash_attention: bool | str = _choice(AUTO, AUTO, True, False)
     cache_type: str = _choice(AUTO, AUTO, "f16", "q8_0", "q4_0")  # of the KV cache; the narrow ones change the text
     rpc: tuple[str, ...] = _setting((), _addresses)  # host:port of llama.cpp's servers that lend their memory
-
-    # The answer
-    max_tokens: int = _number(512, 1, 131_072)
-    temperature: float = _number(0.0, 0, 100, whole=False)
-    top_k: int = _number(0, 0, 2**31 - 1)
-    top_p: float = _number(1.0, 0, 1, whole=False, above=True)
-    min_p: float = _number(0.0, 0, 1, whole=False)
-    repetition_penalty: float = _number(1.0, 0, 10, whole=False, above=True)  # of what prompt or answer holds
-    presence_penalty: float = _number(0.0, -2, 2, whole=False)  # of what the answer holds
-    frequency_penalty: float = _number(0.0, -2, 2, whole=False)  # and once more each time it does
-    logit_bias: tuple[tuple[int, float], ...] = _setting((), _biases)  # token id: what is added to its logit
-    seed: int = _number(0, 0, 2**63 - 1)
-    stop: tuple[str, ...] = _setting((), _texts)
-    system: str = _setting("", _text)
 
     # The page
     host: str = _setting("127.0.0.1", _text)

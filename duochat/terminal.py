@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import signal
 import sys
 import threading
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from time import monotonic
 from typing import Any, NoReturn, TextIO
 
@@ -44,6 +44,15 @@ def text(argument: str) -> str:
     return argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
+def value(argument: str) -> Any:
+    """The type of an argument for a setting, which checks it: numbers and mappings as Python writes them, or a text."""
+    try:
+        found = literal_eval(argument)
+    except (ValueError, SyntaxError):
+        found = None
+    return found if isinstance(found, (int, float, dict, list)) else text(argument)
+
+
 def add_server(parser: argparse.ArgumentParser) -> None:
     """--host, --port, --api-key and --cors."""
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine only)")
@@ -51,16 +60,6 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     key, pages = "what programs must send (or in DUOCHAT_API_KEY)", "web pages that may ask, as https://example.org"
     parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("DUOCHAT_API_KEY", ""), help=key)
     parser.add_argument("--cors", metavar="ORIGIN", nargs="+", default=[], help=pages)
-
-
-def number_or_auto(text: str) -> int | str:
-    """The type of an argument that is a whole number or "auto"."""
-    return text if text == "auto" else int(text)
-
-
-def mapping(text: str) -> Any:
-    """The type of an argument that is JSON."""
-    return json.loads(text)
 
 
 def run(command: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
@@ -112,15 +111,13 @@ def start(name: str, about: str, add_arguments: Callable, main: Callable[[argpar
 
 def show_loading(steps: Iterable[Any]) -> None:
     """The engine's progress, until it is ready or has failed. steps: of `Worker.loading`."""
-    bar = Bar()
-    try:
-        for step in steps:
-            if step.notice:
-                bar(step.notice, *step.progress)
-    except DuoChatError as fault:
-        report(str(fault))
-    finally:
-        bar.close()
+    with closing(Bar()) as bar:
+        try:
+            for step in steps:
+                if step.notice:
+                    bar(step.notice, *step.progress)
+        except DuoChatError as fault:
+            report(str(fault))
 
 
 def report(sentence: str) -> None:

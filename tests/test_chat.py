@@ -18,7 +18,8 @@ from duochat.chat.chat import Chat, Options, conversation, fit
 from duochat.chat.text import CHARACTER_PART, AnswerText, Tokenizer
 from duochat.config import load
 from duochat.engine.sampling import Sampling
-from duochat.models import fetch, target_folder
+from duochat.models.convert import target_folder
+from duochat.models.fetch import fetch
 
 BYTES = byte_tokenizer()
 SENTENCES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -211,7 +212,7 @@ class TestTemplate:
             ("tokenizer_config.json", b"[]", "holds no settings"),
             ("tokenizer_config.json", b'{"chat_template": 7}', "is no text but 7"),
             ("tokenizer_config.json", b'{"chat_template": [7]}', None),
-            ("tokenizer_config.json", b'{"chat_template": "\xff"}', "not UTF-8"),
+            ("tokenizer_config.json", b'{"chat_template": "\xff"}', "is not JSON"),
             ("chat_template.jinja", b"\xff", "not UTF-8"),
         ],
     )

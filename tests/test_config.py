@@ -40,7 +40,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path):
 
 
 def test_an_empty_file_is_fine(tmp_path):
-    assert load(write(tmp_path, "# nothing\n")) == Settings(load().target, load().draft)
+    assert load(write(tmp_path, "# nothing\n")) == Settings(target=load().target, draft=load().draft)
 
 
 def test_every_preset_loads_and_says_what_it_needs():

@@ -16,7 +16,8 @@ import pytest
 from toy_models import write_gguf, write_wheel
 
 from duochat import DuoChatError
-from duochat.models import cached, fetch, store
+from duochat.models import store
+from duochat.models.fetch import cached, fetch
 
 MEMBER = "toy_model/toy.gguf"
 REF = f"pypi:toy-model==1.0/{MEMBER}"
@@ -370,7 +371,7 @@ def listing(parts, held):
 ASK = """
 import json, sys
 from duochat import DuoChatError
-from duochat.models import cached, fetch
+from duochat.models.fetch import cached, fetch
 for ref in sys.argv[1:]:
     seen = []
     try:

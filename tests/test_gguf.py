@@ -66,7 +66,7 @@ def test_what_its_author_calls_the_quantisation(model, tmp_path):
     assert gguf.read(write_gguf(tmp_path / "t.gguf", file_type=15)).quantization == "Q4_K_M"
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100), b"<!doctype html>" + bytes(100)])
+@pytest.mark.parametrize("content", [b"", b"GGU", b"PK\x03\x04" + bytes(100), b"<!doctype html>" + bytes(100)])
 def test_what_is_no_model(tmp_path, content):
     path = tmp_path / "not.gguf"
     path.write_bytes(content)

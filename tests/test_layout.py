@@ -84,6 +84,13 @@ def test_functions_are_short(path):
     assert long == {}
 
 
+def test_modules_scripts_and_styles_are_short():
+    most = dict.fromkeys((*MODULES.values(), ROOT / "app.py"), 350)
+    most |= {path: 500 for path in (ROOT / "assets" / "page").rglob("*") if path.suffix in (".js", ".css")}
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in most}
+    assert {str(path): n for path, n in lines.items() if n > most[path]} == {}
+
+
 def test_every_module_says_what_it_is():
     silent = [str(p) for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text(encoding="utf-8")))]
     assert silent == []

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from duochat import DuoChatError, config
 from duochat.chat.chat import Options
-from duochat.chat.worker import load_chat
+from duochat.chat.loading import load_chat
 from duochat.engine.decoding import DECODERS
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling

@@ -7,7 +7,9 @@ import tokenizers
 from test_convert import TEXTS
 
 from duochat import config
-from duochat.models import check_pair, fetch, target_folder
+from duochat.models.convert import target_folder
+from duochat.models.fetch import fetch
+from duochat.models.pair import check_pair
 
 pytestmark = pytest.mark.real
 

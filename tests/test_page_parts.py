@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -15,6 +16,8 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
 pytest.importorskip("gradio")
 from fake_engine import ANSWER, HOSTILE, FakeEngine, Ready
@@ -24,6 +27,7 @@ from duochat import DuoChatError, config
 from duochat.app import hardware, load, picker
 from duochat.app.drawer import PRESETS, options_from, preset_of
 from duochat.app.kept import options_of
+from duochat.app.live import Live
 from duochat.app.page import dispatcher
 from duochat.app.picker import Models, short_name
 from duochat.app.prose import Stream, render
@@ -337,19 +341,19 @@ def test_a_disk_that_fails_is_told_and_the_answer_shown(room: Room, monkeypatch:
 # ---- what a page sees
 
 
-async def values(room: Room, conversation: str, look: Look) -> list[dict[str, Any]]:
-    return [value async for value in room.view.watch(conversation, look)]
+async def values(room: Room, conversation: str) -> list[dict[str, Any]]:
+    return [value async for value in room.view.watch(Look(conversation))]
 
 
 def test_what_a_page_gets_joins_to_the_whole_answer(tmp_path: Path) -> None:
     """First the thread, then growing blocks, last the thread; the frames have no gap."""
     room = Room(FakeEngine(rate=2000), Store(tmp_path / "c.db"), Options())
     conversation = ask(room, "send", text="hello")
-    got = asyncio.run(values(room, conversation, Look()))
+    got = asyncio.run(values(room, conversation))
     assert "thread" in got[0]
     assert got[-1]["thread"]["messages"][-1]["blocks"] == render(ANSWER)
     seen = 0
-    for frame in (f for value in got for f in value.get("frames", ())):
+    for frame in (value["frame"] for value in got[1:]):
         assert frame["from"] in (0, seen)
         seen = frame["n"]
     shown: list[str] = []
@@ -363,21 +367,65 @@ def test_a_page_that_does_not_keep_up_is_not_overrun(room: Room, monkeypatch: py
     """Without a word from the page it gets AHEAD values and then one a second; nothing piles up."""
     conversation = ask(room, "send", text="hello")
     monkeypatch.setattr("duochat.app.view.IDLE", 0.0)
-    look, got = Look(), []
+    look, got = Look(conversation), []
 
     async def watch() -> None:
-        async for value in room.view.watch(conversation, look):
+        async for value in room.view.watch(look):
             got.append(value)
             look.number()
 
-    async def for_a_while() -> None:
-        watching = asyncio.create_task(watch())
-        await asyncio.sleep(0.9)
-        look.open = False
-        await watching
-
-    asyncio.run(for_a_while())
+    with contextlib.suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(watch(), 0.9))
     assert len(got) == AHEAD
+
+
+# ---- the address at which a page hears them
+
+
+def asked(live: Live, path: str, **request: Any) -> Any:
+    return TestClient(Starlette(routes=live.routes())).request(request.pop("method", "GET"), path, **request)
+
+
+def told(body: str) -> list[dict[str, Any]]:
+    """The values of an event stream, which must end by saying so."""
+    *values, end, rest = body.split("\n\n")
+    assert (end, rest) == ("event: end\ndata:", "")
+    return [json.loads(value.removeprefix("data: ")) for value in values]
+
+
+def test_a_conversation_is_heard_at_its_address_alone(tmp_path: Path) -> None:
+    room = Room(FakeEngine(rate=2000), Store(tmp_path / "c.db"), Options())
+    conversation = ask(room, "send", text="hello")
+    live = Live(room.view)
+    key = live.key(conversation)
+    values = told(asked(live, f"/live/{key}").text)
+    assert [value["number"] for value in values] == list(range(1, len(values) + 1))
+    assert values[-1]["thread"]["messages"][-1]["text"] == ANSWER
+    assert told(asked(live, f"/live/{key}").text)[0]["thread"] == values[-1]["thread"]  # a lost connection comes back
+    assert asked(live, f"/live/{conversation}").status_code == 404
+    assert key not in (live.key(conversation), conversation)
+
+
+def test_what_cannot_be_heard_is_told(room: Room) -> None:
+    live = Live(room.view)
+    (value,) = told(asked(live, f"/live/{live.key('gone')}").text)
+    assert "refused" in value
+
+
+def test_a_page_says_how_far_it_has_come(room: Room) -> None:
+    live = Live(room.view)
+    key = live.key("")
+    for number in (3, 2):
+        asked(live, f"/live/{key}", method="POST", content=str(number))
+    assert live._looks[key].heard == 3
+    assert asked(live, "/live/unknown", method="POST", content="1").status_code == 204
+
+
+def test_only_the_latest_addresses_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duochat.app.live.MANY", 2)
+    live = Live(room.view)
+    first, *others = [live.key("") for _ in range(3)]
+    assert [asked(live, f"/live/{key}").status_code for key in (first, *others)] == [404, 200, 200]
 
 
 def test_an_interrupted_answer_shows_as_such(room: Room) -> None:

@@ -34,12 +34,6 @@ WATCH_FRAMES = """() => {
 }"""
 
 
-def reached(goal: bool) -> None:
-    """A figure that two cores miss, which the browser shares, is no fault of the page; all else is."""
-    if not goal:
-        pytest.xfail("the goal is missed here, see the figures printed")
-
-
 def test_four_thousand_tokens(browser: Browser, tmp_path: Path) -> None:
     """4,000 tokens at 60/s: the page is done within 0.3 s of the engine, at most 5 frames take over 100 ms."""
     log = tmp_path / "ended.txt"
@@ -159,7 +153,8 @@ def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
     told = {"tokens": shown, "keys": typed, "key_ms": late(keys), "script_ms": round(late(scripts), 2)}
     print(json.dumps(told))
     assert shown == 4000
-    reached(late(keys) <= 50 and late(scripts) <= 8)
+    assert late(keys) <= 50
+    assert late(scripts) <= 8
 
 
 def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Path) -> None:
@@ -184,8 +179,7 @@ def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Pa
     finally:
         running.stop()
     print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3)}))
-    assert 0 < closed < opened
-    reached(opened - closed <= 0.05)
+    assert opened - closed <= 0.05
 
 
 def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) -> None:
@@ -217,4 +211,4 @@ def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) ->
         page.close()
         running.stop()
     print(json.dumps({"ms": [round(ms) for ms in took]}))
-    reached(min(took) <= 1000)
+    assert min(took) <= 1000

@@ -20,7 +20,7 @@ def pair(request):
     """auto: the lane in C, where there is a compiler."""
     from duochat.chat.text import Tokenizer
     from duochat.engine.engine import Engine
-    from duochat.models import fetch
+    from duochat.models.fetch import fetch
 
     settings = load(context_length=2048, backend=request.param)
     engine = Engine.load(settings)

@@ -173,7 +173,8 @@ def test_the_speedup_compares_with_plain_rounds_of_about_now():
              ended=s.round.ended + 1, plain=0.03)) for s in paced(20))]  # fmt: skip
     g = drawn(*steps)["gauges"]
     assert g["speedup"] == round((19 * 0.08 + 20 * 0.06) / (39 * 0.05), 2)
-    assert g["plain_rate"] == pytest.approx(1 / 0.03, abs=1e-4)
+    assert g["compared_rate"] / g["plain_rate"] == pytest.approx(g["speedup"], abs=0.005)  # what stands beside it
+    assert g["compared_rate"] == pytest.approx(2 / 0.05, abs=1e-4)
 
 
 def test_no_speedup_before_it_is_known():

@@ -15,9 +15,9 @@ from duochat.distill import widen_gguf
 from duochat.distill.widened import LIKE, Shape, widen, write
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
-from duochat.models import store, target_folder
-from duochat.models.folder import refuse_broken
-from duochat.models.stand_in import RECIPE, recipe, stands_for
+from duochat.models import store
+from duochat.models.convert import require_target, target_folder
+from duochat.models.folder import RECIPE, recipe, stands_for
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
@@ -62,7 +62,7 @@ def test_a_widened_folder_loads_as_any_other_and_says_what_it_stands_for(tmp_pat
     monkeypatch.setitem(LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
     small().save_pretrained(tmp_path / "small")
     write(tmp_path / "small", "llama-2-7b", tmp_path / "wide")
-    refuse_broken(tmp_path / "wide")
+    require_target(tmp_path / "wide")
     options = {"device": "cpu", "context_length": 64, "compile": False}
     made, plain = (TorchTarget.load(tmp_path / name, **options) for name in ("wide", "small"))
     assert "llama-2-7b (cost-faithful)" in made.describe()["target"]

@@ -3,7 +3,6 @@
   "use strict";
   const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill } =
     window.duochat;
-  const tab = Math.random().toString(36).slice(2);
   const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
   const LATE = 8000; // ms without a word after something was asked
   class Chat {
@@ -120,12 +119,12 @@
 
     ask(kind, more = {}) {
       if (this.busy && kind !== "send") return toast("An answer is being written: stop it first.");
-      const ticket = `${tab}-${Date.now()}`;
+      const ticket = String(performance.now());
       const late = setTimeout(() => this.late(ticket), LATE);
       this.pending.set(ticket, { kind, late, text: more.text, conversation: this.conversation });
       this.setBusy(true);
       this.clearFaults();
-      this.trigger("ask", { kind, ticket, tab, conversation: this.conversation, ...more });
+      this.trigger("ask", { kind, ticket, conversation: this.conversation, ...more });
     }
 
     /** Another version, with another seed unless that is pinned. */
@@ -194,6 +193,7 @@
       if (shown && !this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
       if (conversation && conversation === this.conversation) return;
       this.conversation = conversation;
+      this.live?.close();
       if (shown) this.point();
       this.clearFaults();
       this.loaded = !conversation;
@@ -202,7 +202,7 @@
       this.state.show({ phase: "idle" });
       this.composer.use(conversation);
       this.wait(...JSON.parse(recall(`queue.${conversation}`) || "[]"));
-      this.trigger("open", { conversation, tab, settings: recall("settings") });
+      this.trigger("open", { conversation, settings: recall("settings") });
       window.duochat.side_?.mark(conversation);
       window.duochat.picture_?.clear();
     }
@@ -217,6 +217,7 @@
 
     /* ---- hearing ---- */
 
+    /** The answer to a question: refused, or where the conversation is heard. */
     take(value) {
       const asked = value.ticket && this.pending.get(value.ticket);
       if (value.refused && value.ticket) return this.refuse(value.ticket, value.refused);
@@ -224,16 +225,29 @@
       if (value.refused) return this.fault(value.refused);
       if (asked?.kind === "send" && asked.conversation === this.conversation) this.adopt(value.conversation);
       if (asked) this.settle(value.ticket);
-      if ((value.conversation || "") !== this.conversation) return;
+      if ((value.conversation || "") === this.conversation) this.attend(value.live);
+    }
+
+    /** Hear the conversation at the server's address `live/KEY`, until there is nothing more to hear. */
+    attend(key) {
+      this.live?.close();
+      const live = (this.live = new EventSource(`live/${key}`));
+      live.onmessage = ({ data }) => this.hear(JSON.parse(data), key);
+      live.addEventListener("end", () => live.close());
+    }
+
+    hear(value, key) {
       this.heard = Date.now();
-      this.acknowledge(value.number);
+      if (value.refused) return this.fault(value.refused);
+      this.acknowledge(key, value.number);
       if (value.thread) {
         this.draw(value.thread);
         this.loaded = true;
         setTimeout(() => this.composer.summary(), 200);
       }
       if (value.stream) this.grow(value.stream);
-      if (value.status) this.show(value.status);
+      if (value.frame) window.duochat.picture_?.take(value.message, value.frame);
+      if (value.status) this.show({ ...value.status, rate: value.frame?.gauges.now });
       if (this.queue.length && this.loaded && !this.busy) this.sendNext();
     }
 
@@ -244,15 +258,14 @@
     }
 
     /** Tell the server how far the page has come, so that it never runs ahead; one word at a time. */
-    async acknowledge(number) {
+    async acknowledge(key, number) {
       this.drawn = number;
-      if (this.telling || !number) return;
+      if (this.telling) return;
       this.telling = true;
       try {
         for (let told = 0; told !== this.drawn;) {
-          told = this.drawn;
           await new Promise((done) => setTimeout(done, 200));
-          await this.server.heard({ tab, number: (told = this.drawn) });
+          await fetch(`live/${key}`, { method: "POST", body: (told = this.drawn) });
         }
       } catch {
         /* listen() finds out */

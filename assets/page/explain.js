@@ -17,6 +17,7 @@
 
   /* ---- the answer as a whole ---- */
 
+  const WARM = 16; // steps before a speedup is told
   const EVEN = 0.03; // a speedup so near to 1 is none
 
   /** The answer in one sentence, as clauses [number, words]; [] before the first token. */
@@ -43,8 +44,11 @@
   /** What stands beside the speedup. */
   function speedupNote(g, decoder) {
     if (decoder === "autoregressive") return "This is plain decoding itself.";
-    if (!isNumber(g.speedup)) return "Told after 16 steps: the first ones warm up and wait for the draft.";
-    return `Plain decoding: ${fixed(g.plain_rate)} tokens/s, by the last 15 steps of this answer (what drafting delays a step by is taken off).`;
+    if (!isNumber(g.speedup)) return `Told after ${WARM} steps: the first ones warm up and wait for the draft.`;
+    return (
+      `Since the first ${WARM} steps ${fixed(g.compared_rate)} tokens/s; plain decoding would write ${fixed(g.plain_rate)} there, ` +
+      "by the times of this answer’s own steps without what guessing delays them by."
+    );
   }
 
   /** Why nothing is drafted, in words; "" when speculation is on. */

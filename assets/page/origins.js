@@ -52,6 +52,14 @@
       for (const [kind, tint] of Object.entries(this.tints)) CSS.highlights.set(`dc-${kind}`, tint);
       this.tints.round.priority = 1;
       this.tints.cursor.priority = 2;
+      this.sight = new IntersectionObserver((changes) => changes.forEach((change) => this.look(change)));
+    }
+
+    /** Only what is in sight is tinted: with every range more, browsers draw the whole text more slowly. */
+    look({ target, isIntersecting }) {
+      target.seen = isIntersecting;
+      const known = this.blocks.find(({ block }) => block === target);
+      if (known) this.colour(known);
     }
 
     /** Show or hide the tint; the browser remembers it. */
@@ -64,6 +72,7 @@
 
     reset(root) {
       for (const tint of Object.values(this.tints)) tint.clear();
+      this.sight.disconnect();
       this.blocks = [];
       this.at = -1;
       this.generation = this.picture.answer.generation;
@@ -92,10 +101,16 @@
 
     tint(i, block, raw, from) {
       if (this.blocks[i]) this.wipe(this.blocks[i]);
+      if (this.blocks[i]?.block !== block) this.sight.observe(block);
       const { pieces, end } = align(block, raw, from);
-      const ranges = pieces.flatMap((piece) => this.rangesOf(piece));
-      for (const [kind, range] of ranges) this.tints[kind].add(range);
-      this.blocks[i] = { block, source: block.source, from, end, pieces, ranges, seen: raw.length };
+      this.blocks[i] = { block, source: block.source, from, end, pieces, ranges: [], seen: raw.length };
+      this.colour(this.blocks[i]);
+    }
+
+    colour(known) {
+      this.wipe(known);
+      known.ranges = known.block.seen ? known.pieces.flatMap((piece) => this.rangesOf(piece)) : [];
+      for (const [kind, range] of known.ranges) this.tints[kind].add(range);
     }
 
     wipe({ ranges }) {

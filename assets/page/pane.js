@@ -4,8 +4,8 @@
   const { make, button, toast, actions, plural, Demo, Origins, Picture, Tip } = window.duochat;
 
   class Pane {
-    constructor(element, { props, watch, server }) {
-      Object.assign(this, { props, server });
+    constructor(element, { server }) {
+      this.server = server;
       this.place = make("div.dc-picture");
       this.note = make("p.dc-note");
       this.blank = make("div.dc-blank", {}, this.note, new Demo(() => this.learn()).node);
@@ -18,7 +18,6 @@
       this.tint();
       this.clear();
       this.use(window.duochat.head_?.state || {});
-      watch("value", () => this.props.value && this.take(JSON.parse(this.props.value)));
       actions.togglePicture = () =>
         document.body.classList.toggle(matchMedia("(max-width: 1099px)").matches ? "dc-show-picture" : "dc-no-picture");
     }
@@ -56,10 +55,10 @@
       this.picture.use({ draft: threads ? `CPU, ${plural(threads, "thread")}` : "", target, shares, exact });
     }
 
-    take({ conversation, message, frames }) {
-      if (conversation !== window.duochat.chat_?.conversation || !frames) return;
+    /** A frame of the answer that is being written. */
+    take(message, frame) {
       this.message = message;
-      for (const frame of frames) this.draw(frame);
+      this.draw(frame);
     }
 
     draw(frame) {

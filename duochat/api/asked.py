@@ -22,6 +22,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # values with which a field asks for no
     "best_of": (1,), "echo": (False,), "functions": ([],), "modalities": (["text"],), "suffix": ("",), "tools": ([],),
     "tool_choice": ("none", "auto"),
 }  # fmt: skip
+SET = {*SETTINGS} - {"system"}  # checked as settings are; a system prompt is one of the messages
 MOST = 128  # answers to one request, and strings that end each
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -106,17 +107,6 @@ class Asked(Given):
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: tuple[str, ...] = Field((), max_length=MOST)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: Any = None
-    seed: int | None = None
-    decoder: str | None = None
-    draft_budget: int | Literal["auto"] | None = None
     response_format: Format = Format()
     json_schema: dict[str, Any] | None = None  # llama-server's word for it
     duochat: dict[Literal["origins"], bool] = {}  # origins: say of every token where it comes from
@@ -159,24 +149,26 @@ class Asked(Given):
 
     def options(self, settings: Any) -> Options:
         """The given values over the settings'. Raises Refused."""
-        given = {name: value for name, value in self if name in self.model_fields_set & {*SETTINGS}}
-        for name, value in (self.model_extra or {}).items():
-            if name not in (*NEUTRAL, *WITHOUT_EFFECT):
-                raise Refused(400, f"There is no field {name}: leave it out.", name, "unknown_parameter")
-            if name in NEUTRAL and value not in NEUTRAL[name]:
-                sentence = f"{name} is not supported: leave it out, or give {NEUTRAL[name][0]!r}."
-                raise Refused(400, sentence, name, "unsupported_parameter")
+        given: dict[str, Any] = {"stop": self.stop} if "stop" in self.model_fields_set else {}
         if most := self.max_completion_tokens or self.max_tokens:
             given["max_tokens"] = min(most, settings.context_length)  # more than that is "as many as fit"
-        try:
-            given["schema"] = self._schema()
-            if "logit_bias" in given:
-                given["logit_bias"] = check("logit_bias", given["logit_bias"])
-            options = Options.of(settings, **given)
-            options.check(settings.context_length)
-        except DuoChatError as fault:
-            raise Refused(400, str(fault), code="invalid_value") from None
-        return options
+        for name, value in (self.model_extra or {}).items():
+            if name in SET:
+                given[name] = value
+            elif name not in (*NEUTRAL, *WITHOUT_EFFECT):
+                raise Refused(400, f"There is no field {name}: leave it out.", name, "unknown_parameter")
+            elif name in NEUTRAL and value not in NEUTRAL[name]:
+                sentence = f"{name} is not supported: leave it out, or give {NEUTRAL[name][0]!r}."
+                raise Refused(400, sentence, name, "unsupported_parameter")
+        checked = {name: _checked(name, value) for name, value in given.items()}
+        return Options.of(settings, schema=self._schema(), **checked)
+
+
+def _checked(name: str, value: Any) -> Any:
+    try:
+        return check(name, value)
+    except DuoChatError as fault:
+        raise Refused(400, str(fault), name, "invalid_value") from None
 
 
 def read(body: bytes, what: str) -> Asked:

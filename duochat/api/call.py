@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from duochat.api.asked import Asked, Refused
@@ -66,31 +66,18 @@ class Call:
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if self._asked.stream:
-                return await self._send_events(send)
+                events = self._events()
+                begun = await anext(events)  # refused before anything is sent; a later fault is the last event
+                body = _with_fault(begun, events)
+                response = StreamingResponse(body, headers=self._headers(), media_type="text/event-stream")
+                return await response.stream_response(send)
             response = JSONResponse(await self._whole(), headers=self._headers())
         except Refused as refused:
             response = refused.response()
         await response(scope, receive, send)
 
-    async def _send_events(self, send: Send) -> None:
-        """Raises Refused before anything is sent; a later fault is the last event."""
-        begun = False
-        try:
-            async for event in self._events():
-                if not begun:
-                    headers = {"content-type": "text/event-stream", "cache-control": "no-cache", **self._headers()}
-                    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-                    await send({"type": "http.response.start", "status": 200, "headers": raw})
-                    begun = True
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        except Refused as refused:
-            if not begun:
-                raise
-            await send({"type": "http.response.body", "body": _event(refused.body), "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
     def _headers(self) -> dict[str, str]:
-        return {"x-request-id": self.id, "x-duochat-queue": str(self._ahead)}
+        return {"x-request-id": self.id, "x-duochat-queue": str(self._ahead), "cache-control": "no-cache"}
 
     async def _whole(self) -> dict[str, Any]:
         async for choice, step in self._steps():
@@ -166,6 +153,15 @@ async def _drained(
     loop.run_in_executor(THREADS, drain)
     while (step := await steps.get()) is not None:
         yield step
+
+
+async def _with_fault(begun: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield begun
+    try:
+        async for event in events:
+            yield event
+    except Refused as refused:
+        yield _event(refused.body)
 
 
 async def _gone(receive: Receive) -> None:

@@ -1,4 +1,4 @@
-"""The command `serve`: the API without the page. Both servers share how an address is checked and served."""
+"""The command `serve`: the API without the page. Both servers share how they begin and run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    settings = config.load(args.config, target=args.target, draft=args.draft, host=args.host, port=args.port)
-    check_address(settings.host, settings.port, args.api_key, "--api-key KEY")
-    worker = Worker(settings)
-    threading.Thread(target=terminal.show_loading, args=[worker.loading()], daemon=True).start()
+    settings, worker = begin(args, args.api_key, "--api-key KEY")
     access = Access(settings.host, args.api_key, origins=args.cors)
     try:
         run(make_app(worker, access), settings.host, settings.port, path="/v1")
     finally:
         worker.close()
     return 0
+
+
+def begin(args: argparse.Namespace, lock: object, remedy: str) -> tuple[config.Settings, Worker]:
+    """What the arguments set, and an engine that loads it and shows so. Raises DuoChatError, see `check_address`."""
+    settings = config.load(args.config, target=args.target, draft=args.draft, host=args.host, port=args.port)
+    check_address(settings.host, settings.port, lock, remedy)
+    worker = Worker(settings)
+    threading.Thread(target=terminal.show_loading, args=[worker.loading()], daemon=True).start()
+    return settings, worker
 
 
 def check_address(host: str, port: int, lock: object, remedy: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from duochat.config import DECODERS
 
-NAMES = {name: about.title for name, about in DECODERS.items()}
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 PAGE = ASSETS / "page"
 NAMES = {key: decoder.title for key, decoder in DECODERS.items()}

@@ -76,8 +76,10 @@ def gauges_of(answer: Answer, load: Mapping[str, float]) -> dict[str, Any]:
         "now": now.rate, "drafted_per_round": now.drafted / now.rounds if alive else None,
         "cpu_busy": 1 - now.idle(now.cpu_busy) if alive else None,
         "gpu_busy": 1 - now.idle(now.gpu_busy) if alive else None,
-        "plain_rate": 1 / stats.plain if stats.plain else None,
     }  # fmt: skip
+    if stats.speedup:  # and the two rates that it is the ratio of
+        gauges["compared_rate"] = stats.compared_tokens / stats.compared_s
+        gauges["plain_rate"] = stats.compared_tokens / stats.compared_plain_s
     return {k: _short(v) for k, v in gauges.items()} | {"speedup": stats.speedup and round(stats.speedup, 2)}
 
 

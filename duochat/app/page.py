@@ -10,8 +10,7 @@ import asyncio
 import itertools
 import json
 import os
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,15 @@ from duochat.app import assets, hardware, learn, race, web
 from duochat.app.drawer import Controls, options_from, remembered
 from duochat.app.jobs import sentence
 from duochat.app.kept import options_of
+from duochat.app.live import Live
 from duochat.app.picker import Models
 from duochat.app.room import Room
 from duochat.app.store import Store
-from duochat.app.view import Look
 from duochat.chat.answer import Engine
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 
 QUEUE_SLEEP = 0.02  # seconds between two looks of Gradio's queue; its own 1 ms costs a tenth of a core, all the time
-MANY_TABS = 1000  # tabs remembered
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 LIVE = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
 PART = """
@@ -53,8 +51,7 @@ class Page:
     """The Blocks of the page and their handlers."""
 
     def __init__(self, room: Room, models: Models) -> None:
-        self.room, self.models = room, models
-        self._looks: OrderedDict[str, Look] = OrderedDict()  # tab -> its latest look; an older one ends
+        self.room, self.models, self.live = room, models, Live(room.view)
         self.blocks = gr.Blocks(title="DuoChat", analytics_enabled=False, fill_width=True)
         with self.blocks:
             self._build()
@@ -67,16 +64,15 @@ class Page:
             self.side = part("side", serve=[room.conversations, room.change, *served])
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
-                served = [room.stop, room.choose, room.change, room.view.look, self.heard]
+                served = [room.stop, room.choose, room.change, room.view.look]
                 self.chat = part("chat", "'ask' 'open'", serve=served)
-                self.picture = part("picture", serve=[room.view.picture])
+                part("picture", serve=[room.view.picture])
             self._build_tabs()
         with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
             self.controls = Controls(room.defaults, models.settings.context_length)
-        shown = [self.chat, self.picture, *self.controls.inputs, self.controls.preset]
-        asked = self.chat.ask(self.ask, self.controls.inputs, shown[:2], **LIVE)
+        asked = self.chat.ask(self.ask, self.controls.inputs, self.chat, **LIVE)
         asked.failure(None, js="() => duochat.chat_.failed()")
-        self.chat.open(self.open, None, shown, **LIVE)
+        self.chat.open(self.open, None, [self.chat, *self.controls.inputs, self.controls.preset], **LIVE)
 
     def _build_tabs(self) -> None:
         with gr.Tab("Race", id="race", elem_id="race-tab"):
@@ -88,53 +84,40 @@ class Page:
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, event: gr.EventData, *values: Any) -> AsyncIterator[tuple[Any, Any]]:
-        """Send, retry, edit or continue; then show the answer as it comes."""
+    async def ask(self, event: gr.EventData, *values: Any) -> str:
+        """Send, retry, edit or continue; says where the answer can be heard."""
         action = dict(event._data or {})
-        ticket = action.get("ticket")
         try:
             options = options_from(values, self.models.settings.context_length)
-            conversation = await asyncio.to_thread(self.room.ask, action, options)
-            async for shown in self._watch(str(action.get("tab")), conversation):
-                yield values_of({"ticket": ticket, **shown})
+            said = self._heard(await asyncio.to_thread(self.room.ask, action, options))
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
-            yield values_of({"ticket": ticket, "refused": sentence(fault)})
+            said = {"refused": sentence(fault)}
+        return wire({"ticket": action.get("ticket"), **said})
 
-    async def open(self, event: gr.EventData) -> AsyncIterator[tuple[Any, ...]]:
-        """Show a conversation, and its answer if one is being written."""
+    def open(self, event: gr.EventData) -> tuple[Any, ...]:
+        """Where a conversation can be heard, and its settings."""
         action = dict(event._data or {})
         conversation = str(action.get("conversation") or "")
-        skipped = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
         try:
             options = self._options(conversation, action.get("settings"))
-            settings = self.controls.updates(options, self.models.settings.context_length)
-            async for shown in self._watch(str(action.get("tab")), conversation):
-                yield (*values_of(shown), *settings)
-                settings = skipped
+            return (
+                wire(self._heard(conversation)),
+                *self.controls.updates(options, self.models.settings.context_length),
+            )
         except Exception as fault:  # noqa: BLE001
-            gone = {"conversation": conversation, "gone": self.room.store.get(conversation) is None}
-            yield (*values_of({**gone, "refused": sentence(fault)}), *skipped)
+            gone = {"conversation": conversation, "gone": True, "refused": sentence(fault)}
+            return (wire(gone), *[gr.skip() for _ in (*self.controls.inputs, self.controls.preset)])
+
+    def _heard(self, conversation: str) -> dict[str, Any]:
+        if conversation:
+            self.room.store.require(conversation)
+        return {"conversation": conversation, "live": self.live.key(conversation)}
 
     def _options(self, conversation: str, kept: Any) -> Options:
         """What a conversation was last asked with; for a new one what the browser remembers."""
         if found := self.room.store.get(conversation):
             return options_of(found.settings, self.room.defaults)
         return remembered(kept, self.models.settings.context_length, self.room.defaults)
-
-    async def _watch(self, tab: str, conversation: str) -> AsyncIterator[dict[str, Any]]:
-        if tab in self._looks:
-            self._looks.pop(tab).open = False
-        look = self._looks[tab] = Look()
-        while len(self._looks) > MANY_TABS:
-            self._looks.popitem(last=False)[1].open = False
-        async for shown in self.room.view.watch(conversation, look):
-            yield {"conversation": conversation, "number": look.number(), **shown}
-
-    def heard(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The page has drawn the value of that number."""
-        if look := self._looks.get(str(action.get("tab"))):
-            look.heard = max(look.heard, int(action["number"]))
-        return {}
 
 
 def part(name: str, events: str = "", serve: Sequence[Callable[[dict[str, Any]], Any]] = ()) -> gr.HTML:
@@ -165,16 +148,10 @@ def dispatcher(serve: Sequence[Callable[[dict[str, Any]], Any]]) -> Callable[[di
 _serial = itertools.count(1)
 
 
-def values_of(shown: dict[str, Any]) -> tuple[Any, Any]:
-    """Values for the chat and the picture; each differs from the one before, so that none goes unnoticed."""
-    frames = shown.pop("frames", None)
-    head = {"serial": next(_serial), "conversation": shown.get("conversation"), "message": shown.pop("message", None)}
-    return wire({**head, **shown}), wire({**head, "frames": frames}) if frames else gr.skip()
-
-
 def wire(value: dict[str, Any]) -> str:
-    """JSON as one string: Gradio sends structured values as patches, which its client cannot always apply."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    """JSON as one string, each differing from the one before: Gradio sends structured values as patches, which its
+    client cannot always apply, and a value that stays the same goes unnoticed."""
+    return json.dumps({"serial": next(_serial), **value})
 
 
 def launch(
@@ -192,7 +169,7 @@ def launch(
     room = Room(worker, store or Store(), Options.of(settings))
     page, head = Page(room, Models(worker, settings, host in LOOPBACK)), assets.head(Path(gr.__file__).parent)
     app = gr.mount_gradio_app(
-        web.make_app(host, head), page.blocks, "/", server_name=host, server_port=port, auth=auth,
+        web.make_app(host, head, page.live.routes()), page.blocks, "/", server_name=host, server_port=port, auth=auth,
         footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, theme=theme(),
     )  # fmt: skip

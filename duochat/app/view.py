@@ -31,9 +31,9 @@ render_once = lru_cache(maxsize=512)(render)
 
 @dataclass
 class Look:
-    """A tab's look at a conversation. A page that cannot keep up gets fewer and larger values, never a backlog."""
+    """A page's look at a conversation. One that cannot keep up gets fewer and larger values, never a backlog."""
 
-    open: bool = True
+    conversation: str
     sent: int = 0  # values given to the page
     heard: int = 0  # of these, the last one that the page says it has drawn
     sent_at: float = 0.0
@@ -68,24 +68,22 @@ class View:
         messages = [draw(m, running) for m in self._store.thread(conversation)]
         return {"conversation": conversation, "title": found.title, "messages": messages}
 
-    async def watch(self, conversation: str, look: Look) -> AsyncIterator[dict[str, Any]]:
+    async def watch(self, look: Look) -> AsyncIterator[dict[str, Any]]:
         """Values for the page: first the whole thread, then what is new while it is answered, last the whole again."""
-        run = self._answers.under_way(conversation)
-        yield {"thread": await asyncio.to_thread(self.thread, conversation), "status": self.status(run)}
+        run = self._answers.under_way(look.conversation)
+        yield {"thread": await asyncio.to_thread(self.thread, look.conversation), "status": self.status(run)}
         if run is None:
             return
         stream, seen, busy = Stream(), 0, 0.0
-        while look.open and await writing(run, max(self.pace(), 8 * busy)):
+        while await writing(run, max(self.pace(), 8 * busy)):
             if look.behind() or (len(run.answer.steps) == seen and look.recent()):
                 continue
             begun = time.monotonic()
             drawn = self._frame(run, seen)
-            yield {"stream": grown(run, stream), "status": self.status(run), "message": run.message, "frames": [drawn]}
+            yield {"stream": grown(run, stream), "status": self.status(run), "message": run.message, "frame": drawn}
             seen, busy = drawn["n"], time.monotonic() - begun
-        if look.open:
-            thread = await asyncio.to_thread(self.thread, conversation)
-            frames = [self._frame(run, seen)]
-            yield {"thread": thread, "status": self.status(run), "message": run.message, "frames": frames}
+        thread = await asyncio.to_thread(self.thread, look.conversation)
+        yield {"thread": thread, "status": self.status(run), "message": run.message, "frame": self._frame(run, seen)}
 
     def _frame(self, run: Run, seen: int = 0) -> Frame:
         return frame(run.answer, run.options, seen, self._machine.load())
@@ -114,7 +112,7 @@ class View:
         answer, stats = run.answer, run.answer.stats
         return {
             "phase": answer.phase, "finish": answer.finish, "doing": answer.doing, "progress": answer.progress,
-            "rate": answer.recent().rate, "ttft": stats.first_token_at,
+            "ttft": stats.first_token_at,
             "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length],
             "speculation": answer.speculation, "reason": answer.reason, "decoder": run.options.decoder,
             "notices": list(answer.notices), "pace": self.pace(),

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duochat.api.guard import HOSTS, LOOPBACK, own_origin
 from duochat.app.assets import PAGE
 
 USED = (
-    "/assets/", "/static/", "/page/", "/svelte/", "/theme.css", "/config", "/login", "/logout", "/manifest.json",
-    "/favicon.ico", "/robots.txt", "/gradio_api/queue/", "/gradio_api/run/", "/gradio_api/component_server",
-    "/gradio_api/cancel", "/gradio_api/info", "/gradio_api/reset", "/gradio_api/heartbeat/",
-    "/gradio_api/startup-events",
+    "/live/", "/assets/", "/static/", "/page/", "/svelte/", "/theme.css", "/config", "/login", "/logout",
+    "/manifest.json", "/favicon.ico", "/robots.txt", "/gradio_api/queue/", "/gradio_api/run/",
+    "/gradio_api/component_server", "/gradio_api/cancel", "/gradio_api/info", "/gradio_api/reset",
+    "/gradio_api/heartbeat/", "/gradio_api/startup-events",
 )  # fmt: skip
 
 
@@ -112,9 +114,9 @@ MANIFEST = {
 }  # fmt: skip
 
 
-def make_app(host: str, head: str) -> FastAPI:
-    """The empty web app with its guards; the page is mounted on it. head: HTML for the document's head."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+def make_app(host: str, head: str, routes: Sequence[BaseRoute] = ()) -> FastAPI:
+    """The web app with its guards; the page is mounted on it. head: HTML for the document's head."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=[*routes])
     app.add_middleware(Index, head=head)
     app.add_middleware(Guard)
     if host in LOOPBACK:

@@ -19,8 +19,9 @@ from duochat.engine.costs import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
-from duochat.models import cache_dir, fetch
-from duochat.models.stand_in import stands_for
+from duochat.models.fetch import fetch
+from duochat.models.folder import stands_for
+from duochat.models.store import cache_dir
 
 UNEQUAL = 1  # exit status
 SAVE_EVERY = 10.0  # seconds

@@ -25,7 +25,8 @@ from duochat.engine.backends import load_drafter
 from duochat.engine.decoding import DECODERS
 from duochat.engine.engine import Engine
 from duochat.engine.sampling import Sampling
-from duochat.models import Progress, fetch
+from duochat.models.fetch import fetch
+from duochat.models.store import Progress
 from duochat.models.trim import named
 
 

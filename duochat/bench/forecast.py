@@ -26,7 +26,8 @@ from duochat.engine.lanes import Candidates
 from duochat.engine.llama import speeds
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
 from duochat.engine.llama.speeds import Lane
-from duochat.models import cached, gguf
+from duochat.models import gguf
+from duochat.models.fetch import cached
 
 WORTH = 1.1  # a smaller gain is none
 ASSUMED = 0.65  # agreement of a pair of which none is known

@@ -26,7 +26,8 @@ from duochat.config import Settings
 from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, Stopped, never
 from duochat.engine.sampling import Sampling
-from duochat.models import Progress, fetch
+from duochat.models.fetch import fetch
+from duochat.models.store import Progress
 
 PEERS = {"llama-server": None, "llama-server-gpu-draft": "all", "llama-server-cpu-draft": "0"}  # the draft's -ngld
 STARTS = 300.0  # seconds until a server must have loaded

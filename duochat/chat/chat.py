@@ -5,6 +5,7 @@ The engine below knows token ids only, the rooms above read Steps only. `worker.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from duochat import DuoChatError
 from duochat.chat.answer import Step
 from duochat.chat.grammar import Schemas
 from duochat.chat.text import THINK, AnswerText, Messages, Tokenizer
-from duochat.config import AUTO, FIELDS, Settings, check
+from duochat.config import AUTO, AnswerSettings, check
 from duochat.engine.decoding import Request
 from duochat.engine.lanes import never
 from duochat.engine.rounds import Round
@@ -26,24 +27,10 @@ if TYPE_CHECKING:
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is asked of one answer, see `config.Settings`. system: ignored when the messages have one."""
+@dataclass(frozen=True)
+class Options(AnswerSettings):
+    """What is asked of one answer. system: ignored when the messages have one."""
 
-    decoder: str = Settings.decoder
-    temperature: float = Settings.temperature
-    top_k: int = Settings.top_k
-    top_p: float = Settings.top_p
-    min_p: float = Settings.min_p
-    repetition_penalty: float = Settings.repetition_penalty
-    presence_penalty: float = Settings.presence_penalty
-    frequency_penalty: float = Settings.frequency_penalty
-    logit_bias: tuple[tuple[int, float], ...] = Settings.logit_bias
-    seed: int = Settings.seed
-    max_tokens: int = Settings.max_tokens
-    stop: tuple[str, ...] = Settings.stop
-    system: str = Settings.system
-    draft_budget: int | str = Settings.draft_budget
     schema: str = ""  # JSON schema that the answer follows; programs ask for it
 
     def __post_init__(self) -> None:
@@ -69,7 +56,7 @@ class Options:
         )
 
 
-SETTINGS = tuple(f.name for f in fields(Options) if f.name in FIELDS)  # what has a default of its own
+SETTINGS = tuple(f.name for f in fields(AnswerSettings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +157,7 @@ def fit(tokenizer: Tokenizer, messages: Messages, context_length: int, max_token
     if excess <= 0:
         return Prompt(ids)
     aim = len(ids) - -(-excess // block) * block
-    turn = _first_within(lambda t: len(prompts(t)) <= aim, len(starts) - 1)
+    turn = bisect_left(range(len(starts) - 1), True, key=lambda t: len(prompts(t)) <= aim)  # the last at the latest
     ids = _within(prompts(turn), context_length)
     return Prompt(ids, dropped=starts[turn] - len(head))
 
@@ -184,15 +171,6 @@ def _within(ids: list[int], context_length: int) -> list[int]:
             "shorten it or raise context_length."
         )
     return ids
-
-
-def _first_within(good: Callable[[int], bool], last: int) -> int:
-    """The smallest number from 0 to last for which good() holds, given that it holds from there on; else last."""
-    low, high = 0, last
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if good(middle) else (middle + 1, high)
-    return low
 
 
 def _dropped_notice(prompt: Prompt, context_length: int) -> str:

@@ -55,7 +55,7 @@ class Server:
         self._connection = connection
         self._outbox: SimpleQueue = SimpleQueue()
         self._jobs: SimpleQueue = SimpleQueue()
-        self._cancelled: set[int] = set()
+        self._cancelled = 0  # the number of the last job that is no longer wanted
         self._sign_of_life = monotonic()
         self._replying = False
         self._speaker = threading.Thread(target=self._speak, daemon=True, name="speaker")
@@ -87,7 +87,7 @@ class Server:
             except (EOFError, OSError):
                 os._exit(0)
             if kind == "cancel":
-                self._cancelled.add(number)
+                self._cancelled = number
             else:
                 self._jobs.put((kind, number, *rest))
 
@@ -132,7 +132,7 @@ class Server:
     def _reply(self, chat: Chat, number: int, messages: Messages, options: Options) -> None:
         def cancelled() -> bool:
             self._sign_of_life = monotonic()
-            return number in self._cancelled
+            return number <= self._cancelled
 
         def progress(done: int, total: int) -> None:
             self._say("step", number, Step(phase="prefill", progress=(done, total)))

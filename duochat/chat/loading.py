@@ -11,8 +11,8 @@ from duochat import DuoChatError
 if TYPE_CHECKING:
     from duochat.chat.chat import Chat
     from duochat.config import Settings
-    from duochat.models import Progress
     from duochat.models.files import Files
+    from duochat.models.store import Progress
 
     Load = Callable[[], Chat]
     Prepare = Callable[[Settings, Progress], Load]  # runs in the engine's process; must be importable by name

@@ -17,6 +17,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 from duochat import DuoChatError
+from duochat.models.folder import read_json
 
 Messages = Sequence[dict[str, str]]  # [{"role": "system" | "user" | "assistant", "content": text}, ...]
 
@@ -125,19 +126,6 @@ def template_of(folder: Path, config: Mapping[str, Any]) -> str:
     if not isinstance(named, str | None):
         raise DuoChatError(f"The chat template in {folder} is no text but {named!r}: set chat_template to one.")
     return named or TRANSCRIPT
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, {} when there is no such file. Raises DuoChatError when it holds something else."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(_text(path))
-    except ValueError as fault:
-        raise DuoChatError(f"{path} is not JSON ({fault}): fetch the model again.") from fault
-    if not isinstance(content, dict):
-        raise DuoChatError(f"{path} holds no settings: fetch the model again.")
-    return content
 
 
 def _text(path: Path) -> str:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import tokenizers
 
-from duochat import DuoChatError
 from duochat.chat.grammar import Schemas
-from duochat.chat.template import TRANSCRIPT, Messages, Template, read_json, template_of
-from duochat.models import gguf, sentencepiece, tokenizer
+from duochat.chat.template import TRANSCRIPT, Messages, Template, template_of
+from duochat.models import gguf, tokenizer
+from duochat.models.folder import read_json
 
 THINK = "<think>\n"  # as templates open it
 CHARACTER_PART = "…"  # shown for a drafted token that is no whole character
@@ -61,7 +62,7 @@ class Tokenizer:
             config = tokenizer.settings(header)
             tokens, eos = tokenizer.build(header), tokenizer.stops(header)
         else:
-            tokens, eos = _read_tokens(path), ()
+            tokens, eos = tokenizer.of_folder(path), ()
             config = read_json(path / "tokenizer_config.json")
         return cls(tokens, template or template_of(path, config), _special_of(config), eos)
 
@@ -173,16 +174,9 @@ class AnswerText:
         self._stop = tuple(stop)
         self._eos = frozenset(eos)
         self._first = not continued
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._part = b""  # of a character that is not whole yet
         self._held = ""
         self.stopped = False
-
-    def fork(self) -> AnswerText:
-        """A copy that can be tried on tokens that may not be emitted."""
-        other = AnswerText(self._tokenizer, self._stop, self._eos, not self._first)
-        other._utf8.setstate(self._utf8.getstate())
-        other._held, other.stopped = self._held, self.stopped
-        return other
 
     def push(self, token: int) -> str:
         if self.stopped:
@@ -192,13 +186,14 @@ class AnswerText:
             return self.flush()
         if self._tokenizer.is_special(token):
             return ""
-        data = self._tokenizer.bytes_of(token, self._first)
-        self._first = False
-        return self._release(self._utf8.decode(data))
+        data = self._part + self._tokenizer.bytes_of(token, self._first)
+        text, whole = codecs.utf_8_decode(data, "replace")
+        self._first, self._part = False, data[whole:]
+        return self._release(text)
 
     def keep(self, tokens: Sequence[int]) -> int | None:
         """How many of the tokens to keep when the answer stops within them, or None. Changes nothing."""
-        trial = self.fork()
+        trial = copy(self)
         for count, token in enumerate(tokens, 1):
             trial.push(token)
             if trial.stopped:
@@ -230,18 +225,6 @@ def _undecided(text: str, stops: Sequence[str]) -> int:
     longest = max(map(len, stops), default=1) - 1
     lengths = range(min(longest, len(text)), 0, -1)
     return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in stops)), 0)
-
-
-def _read_tokens(folder: Path) -> tokenizers.Tokenizer:
-    path, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
-    if not path.is_file() and pieces.is_file():
-        return tokenizer.from_pieces(sentencepiece.read(pieces))
-    if not path.is_file():
-        raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
-    try:
-        return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as fault:  # the tokenizers library raises nothing narrower
-        raise DuoChatError(f"{path} is not a usable tokenizer ({fault}): fetch the model again.") from fault
 
 
 def _special_of(config: dict[str, Any]) -> dict[str, str]:

@@ -10,8 +10,9 @@ import atexit
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from duochat.chat import loading
 from duochat.chat.answer import Engine, Step
 from duochat.chat.child import serve
 from duochat.chat.faults import obituary
-from duochat.chat.loading import load_chat
 from duochat.engine.lanes import Cancelled, never
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from duochat.chat.loading import Prepare
     from duochat.chat.text import Messages
 
-__all__ = ["Worker", "load_chat"]
-
 TICK = 0.05  # seconds between looks at `cancelled`
 STARTUP = 60.0  # seconds more that a new process may take to its first word
 GRACE = 0.3  # seconds that a cancelled request waits for the engine's own last step
 START_METHOD = "spawn"  # "fork" would copy the page's threads and locks
+SHOWN = {"ready": "ready", "dead": "dead"}  # states of the child that people are told; before, it is loading
 CLOSED = "The engine was closed: send the message again."
 
 
@@ -44,7 +43,6 @@ class _Job:
 
     number: int
     inbox: SimpleQueue = field(default_factory=SimpleQueue)
-    cancelled_at: float | None = None
 
 
 class _Child:
@@ -58,10 +56,9 @@ class _Child:
         self._sending = threading.Lock()
         self._numbers = 0
         self._heard = monotonic() + STARTUP
-        self._hung = self._closed = False
+        self._closed = False
         self.settings, self.fallback = settings, fallback
-        self.state = "loading"  # then "ready", at last "dead"
-        self.checked = False  # the files are here and fit
+        self.state = "fetching"  # then "checked": the files are here and fit; then "ready", at last "dead"
         self.fault = ""
         self.hardware: dict[str, Any] = {}
         self.loading: tuple[str, int, int] = ("", 0, 0)
@@ -77,26 +74,37 @@ class _Child:
         with self._sending, suppress(OSError):
             self._connection.send(words)
 
+    def until(self, state: str, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
+        """Steps with what is being loaded, until it has come so far. Raises DuoChatError when it died, Cancelled."""
+        shown = None
+        while self.state != state:
+            if self.state == "dead":
+                raise DuoChatError(self.fault)
+            if cancelled():
+                raise Cancelled
+            if shown != self.loading:
+                shown = self.loading
+                yield Step(phase="loading", notice=shown[0], progress=shown[1:])
+            sleep(TICK)
+
     def ask(self, kind: str, *rest: Any, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
         """Send a job and give its steps. Raises DuoChatError, Cancelled. Closing the iterator cancels the job."""
         self._numbers += 1
         self.job = job = _Job(self._numbers)
-        ended = False
         try:
             self.send(kind, job.number, *rest)
             if self.state == "dead":
                 raise DuoChatError(self.fault)
             yield from self._steps(job, cancelled)
-            ended = True
         finally:
             self.job = None
-            if not ended and job.cancelled_at is None:
-                self.send("cancel", job.number)
+            self.send("cancel", job.number)
 
     def _steps(self, job: _Job, cancelled: Callable[[], bool]) -> Iterator[Step]:
-        while True:
-            if job.cancelled_at is None and cancelled():
-                job.cancelled_at = monotonic()
+        last = None  # when a cancelled job is given up
+        while last is None or monotonic() < last:
+            if last is None and cancelled():
+                last = monotonic() + GRACE
                 self.send("cancel", job.number)
             with suppress(Empty):
                 kind, value = job.inbox.get(timeout=TICK)
@@ -105,23 +113,17 @@ class _Child:
                 if kind == "end":
                     return
                 yield value
-            if job.cancelled_at and monotonic() - job.cancelled_at > GRACE:
-                raise Cancelled
-            self.look()
-
-    def look(self) -> None:
-        """End a process that gives no sign of life. For whoever waits for it, every now and then."""
-        if self.state != "dead" and monotonic() - self._heard > self._patience:
-            self._hung = True
-            self.process.kill()
+        raise Cancelled
 
     def _listen(self) -> None:
+        """To all that it says, until it gives no sign of life or the pipe ends."""
         with suppress(EOFError, OSError):
-            while True:
+            while self._connection.poll(max(0.0, self._heard + self._patience - monotonic())):
                 said = self._connection.recv()
                 self._heard = monotonic()
                 for words in said:
                     self._hear(*words)
+            self.fault = f"The engine gave no sign of life for {self._patience:.0f} seconds and was ended: try again."
         self._bury()
 
     def _hear(self, kind: str, *rest: Any) -> None:
@@ -131,7 +133,7 @@ class _Child:
         elif kind == "loading":
             self.loading = rest[0]
         elif kind == "checked":
-            self.checked = True
+            self.state = "checked"
         elif kind == "ready":
             self.hardware, self.state, self.fallback = rest[0], "ready", None
         elif kind == "failed":
@@ -140,21 +142,15 @@ class _Child:
             job.inbox.put((kind, rest[1]))
 
     def _bury(self) -> None:
-        """After the pipe's end: see what it died of and tell whoever waits."""
+        """See what it died of, kill it if it has not, and tell whoever waits."""
         self.process.join(GRACE)
         self.process.kill()
         self.process.join()
-        self.fault = self.fault or self._epitaph()
+        died = CLOSED if self._closed else obituary(self.process.exitcode, answering=self.job is not None)
+        self.fault = self.fault or died
         self.state = "dead"
         if self.job:
             self.job.inbox.put(("error", self.fault))
-
-    def _epitaph(self) -> str:
-        if self._closed:
-            return CLOSED
-        if self._hung:
-            return f"The engine gave no sign of life for {self._patience:.0f} seconds and was ended: try again."
-        return obituary(self.process.exitcode, answering=self.job is not None)
 
     def close(self) -> None:
         """End the process."""
@@ -179,18 +175,20 @@ class _Line:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def join(self, party: str = "") -> _Ticket:
+    @contextmanager
+    def place(self, party: str = "") -> Iterator[_Ticket]:
+        """Within, a request stands in the line, at its end."""
         with self._changed:
             before = [one.turn for one in self._waiting if one.party == party or one is self._waiting[0]]
             ticket = _Ticket(party, 1 + max(before, default=0))
             self._waiting.append(ticket)
             self._waiting.sort(key=lambda one: one.turn)
-        return ticket
-
-    def leave(self, ticket: _Ticket) -> None:
-        with self._changed:
-            self._waiting.remove(ticket)
-            self._changed.notify_all()
+        try:
+            yield ticket
+        finally:
+            with self._changed:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
 
     def ahead(self, ticket: _Ticket, seconds: float = 0) -> int:
         """Requests before this one; waits up to some seconds for its turn."""
@@ -223,18 +221,16 @@ class Worker(Engine):
     def reply(
         self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never, party: str = ""
     ) -> Iterator[Step]:
-        ticket = self._line.join(party)
-        try:
-            yield from self._turn(ticket, cancelled)
-            yield from self.loading(cancelled)
-            with closing(self._child.ask("reply", messages, options, cancelled=cancelled)) as steps:
-                yield from steps
-        except DuoChatError as fault:
-            yield Step(phase="done", finish="error", error=str(fault))
-        except Cancelled:
-            yield Step(phase="done", finish="cancelled")
-        finally:
-            self._line.leave(ticket)
+        with self._line.place(party) as ticket:
+            try:
+                yield from self._turn(ticket, cancelled)
+                yield from self.loading(cancelled)
+                with closing(self._child.ask("reply", messages, options, cancelled=cancelled)) as steps:
+                    yield from steps
+            except DuoChatError as fault:
+                yield Step(phase="done", finish="error", error=str(fault))
+            except Cancelled:
+                yield Step(phase="done", finish="cancelled")
 
     def _turn(self, ticket: _Ticket, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
         """Wait for the turn; a step whenever the place in the queue changes."""
@@ -253,21 +249,11 @@ class Worker(Engine):
         """
         child = self._alive()
         while child.state != "ready":
-            yield from self._awaited(child, cancelled)
+            with suppress(DuoChatError):
+                yield from child.until("ready", cancelled)
             if child.state == "dead" and child is self._child and child.fallback is None:
                 raise DuoChatError(child.fault)
             child = self._alive()
-
-    def _awaited(self, child: _Child, cancelled: Callable[[], bool]) -> Iterator[Step]:
-        shown = None
-        while child.state == "loading":
-            if cancelled():
-                raise Cancelled
-            if shown != child.loading:
-                shown = child.loading
-                yield Step(phase="loading", notice=shown[0], progress=shown[1:])
-            child.look()
-            sleep(TICK)
 
     def _alive(self) -> _Child:
         """The present child; in place of a dead one another life, of the pair before if this one never was ready."""
@@ -282,17 +268,10 @@ class Worker(Engine):
             return self._child
 
     def calibrate(self) -> dict[str, Any]:
-        ticket = self._line.join()
-        try:
-            for _ in self._turn(ticket):
-                pass
-            for _ in self.loading():
-                pass
-            for _ in self._child.ask("calibrate"):
-                pass
+        with self._line.place() as ticket:
+            _exhaust(self._turn(ticket), self.loading())
+            _exhaust(self._child.ask("calibrate"))
             return self._child.hardware
-        finally:
-            self._line.leave(ticket)
 
     def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = never) -> None:
         """Fetched and checked beside the present pair, which goes on answering; then loaded beside it too, or in its
@@ -302,35 +281,24 @@ class Worker(Engine):
                 raise DuoChatError("Another pair of models is being fetched: wait for it, then choose again.")
             self._next = candidate = self._start(settings)
         try:
-            self._until(lambda: candidate.checked, candidate, cancelled)
+            _exhaust(candidate.until("checked", cancelled))
             if beside:
                 candidate.send("load", 0)
-                self._until(lambda: candidate.state == "ready", candidate, cancelled)
+                _exhaust(candidate.until("ready", cancelled))
             self._put(candidate)
+        except Cancelled:
+            raise DuoChatError("It was cancelled: the pair before is still in use.") from None
         finally:
             self._next = None
             if candidate is not self._child:
                 candidate.close()
-        for _ in self.loading():
-            pass
+        _exhaust(self.loading())
         if self._child.settings is not settings:
             raise DuoChatError(self._refused)
 
-    @staticmethod
-    def _until(reached: Callable[[], bool], child: _Child, cancelled: Callable[[], bool]) -> None:
-        """Raises DuoChatError when the child died before, or when it was cancelled."""
-        while not reached():
-            if child.state == "dead":
-                raise DuoChatError(child.fault)
-            if cancelled():
-                raise DuoChatError("It was cancelled: the pair before is still in use.")
-            child.look()
-            sleep(TICK)
-
     def _put(self, candidate: _Child) -> None:
         """In place of the present child: at once if that is still loading, else when it is this one's turn."""
-        ticket = self._line.join()
-        try:
+        with self._line.place() as ticket:
             while self._child.state == "ready" and self._line.ahead(ticket, TICK):
                 pass
             with self._lock:
@@ -341,15 +309,13 @@ class Worker(Engine):
             old.close()
             if candidate.state != "ready":
                 candidate.send("load", 0)
-        finally:
-            self._line.leave(ticket)
 
     def status(self) -> dict[str, Any]:
         """As `Engine.status`; `choosing`: (label, done, total) of a pair that is fetched meanwhile, or None; `pid`."""
         child, candidate = self._child, self._next
         return {
-            "state": "busy" if child.state == "ready" and child.job else child.state,
-            "loading": child.loading if child.state == "loading" else None,
+            "state": "busy" if child.state == "ready" and child.job else SHOWN.get(child.state, "loading"),
+            "loading": None if child.state in SHOWN else child.loading,
             "choosing": candidate.loading if candidate and candidate is not child else None,
             "hardware": child.hardware,
             "error": child.fault or self._refused,
@@ -363,3 +329,9 @@ class Worker(Engine):
             self._closed = True
         atexit.unregister(self.close)
         self._child.close()
+
+
+def _exhaust(*waits: Iterator[Step]) -> None:
+    """One after the other, where nobody looks at the steps."""
+    for _ in chain(*waits):
+        pass

@@ -18,7 +18,7 @@ from duochat.distill.student import Llama, Shape
 from duochat.models import weights
 from duochat.models.gguf import Header, Tensor, read
 from duochat.models.tokenizer import stops
-from duochat.models.trim import RANKING, add_entry
+from duochat.models.trim import RANKING
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
 FAMILIES = ("llama", "qwen2")
@@ -137,8 +137,9 @@ def write_meta(writer: gguf.GGUFWriter, shape: Shape, source: Source, name: str)
     """All that a file of a Llama says of itself; the tokenizer is the source's."""
     entries = {f"{writer.arch}.{key}": getattr(shape, name) for name, key in KEYS.items()}
     entries |= {key: value for key, value in source.header.metadata.items() if key.startswith(COPIED)}
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in entries.items():
-        add_entry(writer, key, value)
+        kinds.get(type(value), writer.add_array)(key, value)
     writer.add_name(name)
     writer.add_rope_dimension_count(shape.head_width)
     writer.add_vocab_size(shape.vocab)

@@ -18,8 +18,9 @@ import torch
 from duochat import DuoChatError, terminal
 from duochat.distill.gguf_file import Source, interleaved, write_meta
 from duochat.distill.widened import LIKE, Wide
-from duochat.models import Progress, store
-from duochat.models.stand_in import KEY
+from duochat.models import store
+from duochat.models.folder import KEY
+from duochat.models.store import Progress
 from duochat.models.weights import LAYER, MODEL
 
 BITS = {"q4_k_m": 4.85, "q8_0": 8.5, "bf16": 16, "f16": 16}  # of a weight

@@ -12,9 +12,9 @@ from duochat.config import AUTO, FIELDS, Settings
 from duochat.engine import native
 from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
-from duochat.models import Progress, target_folder
+from duochat.models.convert import target_folder
 from duochat.models.files import Files
-from duochat.models.store import recalled
+from duochat.models.store import Progress, recalled
 
 SHORT = 128  # tokens that a draft begins with where the target waits for it: simulated, no task gains from more
 Lane = TypeVar("Lane", Drafter, Target)

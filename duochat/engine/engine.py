@@ -21,9 +21,8 @@ from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target, never
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Acceptance
-from duochat.models import Progress, cache_dir
 from duochat.models.files import Files, locate
-from duochat.models.store import silent
+from duochat.models.store import Progress, cache_dir, silent
 
 
 class Engine:

@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from duochat import DuoChatError
-from duochat.models import cache_dir
+from duochat.models.store import cache_dir
 
 FAULTS = (OSError, subprocess.SubprocessError)
 

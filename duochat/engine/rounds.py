@@ -111,9 +111,9 @@ class Stats:
     cpu_busy: float = 0.0
     gpu_busy: float = 0.0
     compared: int = 0  # rounds of speculation whose plain forward is known
+    compared_tokens: int = 0  # what they emitted
     compared_s: float = 0.0  # what they took
     compared_plain_s: float = 0.0  # what plain decoding would have taken for their tokens
-    plain: float = 0.0  # seconds of such a forward, by the last rounds
     budgets: list[float] = field(default_factory=list)
 
     def add(self, r: Round) -> Stats:
@@ -147,9 +147,9 @@ class Stats:
         """With plain decoding as it is about now; one that is itself plain has nothing to be compared with."""
         if r.plain and r.speculation != "off":
             self.compared += 1
+            self.compared_tokens += len(r.tokens)
             self.compared_s += r.ended - self.last_token_at
             self.compared_plain_s += len(r.tokens) * r.plain
-            self.plain = r.plain
 
     @property
     def tested(self) -> int:

@@ -15,7 +15,6 @@ def target_folder(path: Path, progress: Progress | None = None) -> Path:
     """The folder with config.json and weights of a target. Raises DuoChatError when there can be none."""
     progress = progress or silent
     if path.is_dir():
-        folder.refuse_broken(path)
         return path
     header = gguf.read(path)
     weights.config(header)  # refuses what has none before its gigabytes are read
@@ -32,7 +31,6 @@ def target_folder(path: Path, progress: Progress | None = None) -> Path:
 def require_target(path: Path) -> None:
     """Raises DuoChatError when `path` cannot serve as a target of torch; converts nothing, reads no weights."""
     if path.is_dir():
-        folder.refuse_broken(path)
         folder.require_loadable(path)
     else:
         weights.config(gguf.read(path))

@@ -1,4 +1,4 @@
-"""A folder as transformers writes it: is it whole, can it be a target?"""
+"""A folder as transformers writes it, or `python -m duochat widen`: can it be a target?"""
 
 from __future__ import annotations
 
@@ -8,33 +8,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duochat import DuoChatError
-from duochat.models.stand_in import recipe
+from duochat import DuoChatError, terminal
+from duochat.models import gguf
 
 if TYPE_CHECKING:
     import torch
 
 OPTIONS = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
+RECIPE = "recipe.json"  # of what `widen` made: whose shape it has, and its timings are of that size
+KEY = "duochat.stands_for"  # the same in a GGUF file's metadata
 
 
-def refuse_broken(folder: Path) -> None:
-    """Raises DuoChatError when configuration or weights are missing or cut short; reads their heads only."""
-    if not (folder / "config.json").is_file():
-        raise DuoChatError(f"{folder} is no model folder (it has no config.json): give one made by transformers.")
-    _json(folder / "config.json")
-    if recipe(folder):
-        return
-    index = folder / "model.safetensors.index.json"
-    listed = _json(index).get("weight_map", {}) if index.is_file() else {}
-    if not isinstance(listed, dict):
-        raise _damaged(index)
-    if missing := sorted(name for name in set(map(str, listed.values())) if not (folder / name).is_file()):
-        raise DuoChatError(f"{folder} lacks {missing[0]}: copy it there or fetch the model again.")
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights and not next(folder.glob("*.bin"), None):
-        raise DuoChatError(f"{folder} has no weights: copy its *.safetensors there or fetch the model again.")
-    if broken := next((path for path in weights if not _is_whole(path)), None):
-        raise DuoChatError(f"{broken} is cut short or damaged: delete it and fetch or copy it again.")
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, {} when there is no such file. Raises DuoChatError when it holds something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as fault:
+        raise DuoChatError(f"{path} is not JSON ({fault}): fetch the model again.") from fault
+    if not isinstance(content, dict):
+        raise DuoChatError(f"{path} holds no settings: fetch the model again.")
+    return content
+
+
+def recipe(folder: Path) -> dict[str, Any]:
+    """How the weights of a folder are made at load, {} where they lie in it. Raises DuoChatError.
+
+    maker: the module whose `build(folder, device, dtype, attention)` does it. told: what users should know of it.
+    """
+    path = folder / RECIPE
+    made = read_json(path)
+    if path.is_file() and not str(made.get("maker")).startswith("duochat."):
+        raise DuoChatError(f"{path} names nobody who makes its weights: make the folder again.")
+    return made
+
+
+def stands_for(model: Path) -> str:
+    """Such as "llama-2-7b"; "" for a model that is what it seems. Raises DuoChatError when a file is no GGUF."""
+    return recipe(model).get("like", "") if model.is_dir() else gguf.read(model).metadata.get(KEY, "")
 
 
 def require_loadable(folder: Path) -> None:
@@ -78,14 +88,9 @@ def usable(folder: Path, kind: str = "") -> Iterator[None]:
     except DuoChatError:
         raise
     except Exception as fault:
-        why = first_line(fault)
         what = f"{folder} cannot be loaded as a causal language model{kind and f' of kind {kind}'}"
-        raise DuoChatError(f"{what} ({why}): choose another target.") from fault
-
-
-def first_line(fault: BaseException) -> str:
-    """Of what an exception says, else its kind."""
-    return (str(fault).strip().splitlines() or [type(fault).__name__])[0]
+        remedy = "fetch or copy it again, or choose another target"
+        raise DuoChatError(f"{what} ({terminal.named(fault)}): {remedy}.") from fault
 
 
 @contextmanager
@@ -100,30 +105,3 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise _damaged(path) from None
-    if not isinstance(content, dict):
-        raise _damaged(path)
-    return content
-
-
-def _damaged(path: Path) -> DuoChatError:
-    return DuoChatError(f"{path} is damaged: delete it and fetch or copy it again.")
-
-
-def _is_whole(path: Path) -> bool:
-    """Does a safetensors file end where its head says?"""
-    size = path.stat().st_size
-    with path.open("rb") as f:
-        head = int.from_bytes(f.read(8), "little")
-        try:
-            table = json.loads(f.read(head)) if head < size else {}
-            ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-            return False
-    return bool(ends) and 8 + head + max(ends) == size

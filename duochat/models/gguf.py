@@ -94,11 +94,6 @@ class Header:
         return self.metadata.get("tokenizer.ggml.tokens", [])
 
 
-def is_gguf(path: Path) -> bool:
-    with path.open("rb") as f:
-        return f.read(4) == b"GGUF"
-
-
 def part_names(first: str) -> list[str]:
     """The names of a model's files by that of the first one: llama.cpp ends them in -00001-of-00003.gguf."""
     match = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", first, re.DOTALL)
@@ -120,9 +115,11 @@ def read(path: Path) -> Header:
 
 
 def _read_file(path: Path) -> Header:
-    if path.stat().st_size < 24 or not is_gguf(path):
-        raise DuoChatError(f"{path} is not a model: give a GGUF file, or a folder with config.json and safetensors.")
-    with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as f:
+        if f.read(4) != b"GGUF":
+            raise DuoChatError(f"{path} is not a model: give a GGUF file, or a folder with config.json and weights.")
+        data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    with data:
         try:
             header = _Cursor(data).header(path)
         except (struct.error, UnicodeDecodeError, KeyError, OverflowError, MemoryError, RecursionError):

@@ -18,7 +18,7 @@ MODEL_FILES = ["*.json", "*.jinja", "tokenizer.model", "*.txt"]  # beside the we
 def fetch(reference: str, progress: Progress) -> Path:
     """The file, with the other parts of its model, or the folder, in the hub's cache. Raises DuoChatError."""
     from httpx import HTTPError
-    from huggingface_hub import errors
+    from huggingface_hub import errors, hf_hub_download
 
     repo, file = parse(reference)
     try:
@@ -26,8 +26,8 @@ def fetch(reference: str, progress: Progress) -> Path:
             bar = _bar(f"Downloading {file or repo}", progress)
             if not file:
                 return _folder(repo, tqdm_class=bar)
-            first, *_ = [_file(repo, part, tqdm_class=bar) for part in gguf.part_names(file)]
-            return first
+            first, *_ = [hf_hub_download(repo, part, tqdm_class=bar) for part in gguf.part_names(file)]
+            return Path(first)
     except errors.GatedRepoError:
         raise DuoChatError(f"{repo} is gated: accept its licence on the hub, then run `hf auth login`.") from None
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
@@ -59,12 +59,6 @@ def parse(reference: str) -> tuple[str, str | None]:
     if not match:
         raise DuoChatError(f"{reference!r} is no reference to the model hub: {FORMS}.")
     return match["repo"], match["file"]
-
-
-def _file(repo: str, file: str, **options: Any) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(repo, file, **options))
 
 
 def _folder(repo: str, **options: Any) -> Path:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from duochat import DuoChatError
-from duochat.models import gguf, sentencepiece
+from duochat.models import gguf, tokenizer
 
 PADDING = re.compile(r"\[PAD\d+\]|<(?:unused|extra_id_|reserved|dummy)\S*>|<pad>|<\|(?:extra|reserved\w*|dummy)_\d+\|>")
 
@@ -78,27 +77,11 @@ def vocabulary(path: Path) -> dict[int, str]:
     """Token strings by id of a GGUF file or a model folder."""
     if path.is_file():
         tokens = dict(enumerate(gguf.read(path).tokens))
-    elif (path / "tokenizer.json").is_file():
-        tokens = _from_json(path / "tokenizer.json")
-    elif (path / "tokenizer.model").is_file():
-        tokens = dict(enumerate(sentencepiece.read(path / "tokenizer.model").tokens))
     else:
-        tokens = {}
+        tokens = {id: token for token, id in tokenizer.of_folder(path).get_vocab().items()}
     if not tokens:
         raise DuoChatError(f"{path} holds no vocabulary: give a whole model, with its tokenizer.")
     return tokens
-
-
-def _from_json(path: Path) -> dict[int, str]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        vocabulary, added = content["model"]["vocab"], content.get("added_tokens", [])
-        listed = (
-            enumerate(t for t, _ in vocabulary) if isinstance(vocabulary, list) else map(reversed, vocabulary.items())
-        )
-        return dict(listed) | {token["id"]: token["content"] for token in added}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise DuoChatError(f"{path} is no tokenizer or is damaged: fetch the model again.") from None
 
 
 def _is_padding(token: str | None) -> bool:

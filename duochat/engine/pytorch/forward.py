@@ -15,7 +15,7 @@ import torch
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from duochat import DuoChatError
+from duochat import DuoChatError, terminal
 from duochat.engine.lanes import Answer
 from duochat.engine.penalties import FORBIDDEN, Changes, changed
 from duochat.engine.pytorch import attention, choose, compiled, masks, memory
@@ -23,7 +23,6 @@ from duochat.engine.pytorch.cache import SPARE, SlotCache
 from duochat.engine.pytorch.memo import Edge, Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, PREFILL_WIDTHS, WIDTHS, Rows, Shape
 from duochat.engine.sampling import Sampling
-from duochat.models.folder import first_line
 
 # Root mean square of the differences, of the logits' spread. Unrelated logits are sqrt(2) apart. Two attentions of
 # transformers' own differ by 0.13 on SmolLM2-135M in bfloat16, and by 8e-6 in float32.
@@ -146,7 +145,7 @@ class Forward:
         except Exception as fault:  # compilers raise their own, and models of strange kinds
             if memory.ran_out(fault):
                 raise
-            self.notes.append(f"{label} failed: {first_line(fault)}")
+            self.notes.append(f"{label} failed: {terminal.named(fault)}")
             return None
 
     @torch.no_grad()

@@ -12,8 +12,7 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.pytorch import linear, memory
 from duochat.engine.pytorch.attention import NAME
-from duochat.models.folder import OPTIONS, quiet, refuse_invented, usable
-from duochat.models.stand_in import recipe
+from duochat.models.folder import OPTIONS, quiet, recipe, refuse_invented, usable
 
 if TYPE_CHECKING:
     from duochat.engine.pytorch.lane import TorchTarget

@@ -161,8 +161,8 @@ class Worker:
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
-        target = self.source.model()
-        if self.device.type == "cuda":
+        target, cuda = self.source.model(), self.device.type == "cuda"
+        if cuda:
             target = target.to(self.device, torch.bfloat16)
         self._say("target loaded, %.0f s", time.time() - self.began)
         mine = list(TEMPERATURES)[self.id :: self.args.workers]
@@ -181,7 +181,11 @@ class Worker:
         head = Head(self.source.shape.vocab, self.frequent, self.args.hard, self.device)
         for done, (plan, model) in enumerate(students):
             student = Student(plan, model, head, gguf_file.coarse(model, self.args.mix), self.compiled)
-            self._train(student, texts, (self.args.deadline - time.time()) / (len(students) - done))
+            left = (self.args.deadline - time.time()) / (len(students) - done)
+            seconds = max(1.0, left - max(0.05 * left, 12.0 if cuda else 0.0))  # the rest is for measuring
+            self._say("train on %.1f M tokens for %.0f s", texts.total / 1e6, seconds)
+            told = train(student, texts, seconds, self.work / f"checkpoint-{plan.name}.pt")
+            self.report["students"][plan.name]["training"] = told
             try:
                 self._measure_and_export(student)
             except Exception:
@@ -265,27 +269,6 @@ class Worker:
         self.report["students"][plan.name] = about
         self._say("student %s: %s, %.1f M weights, untrained %s", plan.name, shape, weights / 1e6, told["mean"])
         return model
-
-    def _train(self, student: Student, texts: Texts, seconds: float) -> None:
-        """Go on from the last checkpoint; some of the seconds are kept for measuring."""
-        path, start, first = self.work / f"checkpoint-{student.plan.name}.pt", 0.0, time.time()
-        if path.exists():
-            saved = torch.load(path, map_location=self.device, weights_only=True)
-            student.restore(saved["student"])
-            start = saved["share"]
-        last = first + max(1.0, seconds - max(0.05 * seconds, 12.0 if self.device.type == "cuda" else 0.0))
-        self._say("train on %.1f M tokens for %.0f s from %.0f %%", texts.total / 1e6, last - first, start * 100)
-
-        def done() -> float:
-            return min(1.0, start + (1 - start) * (time.time() - first) / (last - first))
-
-        def save(share: float) -> None:
-            part = path.with_suffix(".part")
-            torch.save({"share": share, "student": student.state()}, part)
-            part.replace(path)
-
-        self.report["students"][student.plan.name]["training"] = train(student, texts, done, save)
-        save(1.0)
 
     def _measure_and_export(self, student: Student) -> None:
         name, figures, frequent = student.plan.name, self.report["students"][student.plan.name], self.frequent

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from duochat.engine.calibration import in_turns
-from duochat.engine.costs import Costs, Curve, beside, fewest, measure, thread_counts
+from duochat.engine.calibration import beside, fewest, in_turns, measure, thread_counts
+from duochat.engine.costs import Costs, Curve
 from duochat.engine.rounds import Batch, Round
 
 

@@ -247,32 +247,15 @@ def test_sequences_do_not_leak(draft):
     assert draft._cache.sequences <= 1
 
 
-def test_more_branches_than_sequences_forget_the_oldest(draft, alone, rows):
+def test_more_branches_than_sequences_begin_the_tree_anew(draft, alone, rows):
     context = [4, 5, 6]
     root = root_of(context)
     nodes = [grow(root, t) for t in range(VOCABULARY - 1)]
     for start in range(0, len(nodes), 20):
-        draft.expand(context, nodes[start : start + 20], GREEDY, never)
+        found, _ = draft.expand(context, nodes[start : start + 20], GREEDY, never)
+        assert draft._cache.sequences == start % 120 + len(found)
     check(draft, alone, rows, context, [grow(node, 1) for node in nodes[:20]])
     check(draft, alone, rows, context, [grow(grow(node, 1), 2) for node in nodes[:280:20]])
-
-
-def test_a_forgotten_branch_leaves_its_stem_to_the_others(draft, alone, rows, monkeypatch):
-    context = [4, 5, 6]
-    root = root_of(context)
-    stem = grow(grow(root, 1), 2)
-    draft.expand(context, [root, grow(root, 0)], GREEDY, never)  # that one goes on in the root's own sequence
-    draft.expand(context, [stem], GREEDY, never)
-    kept = grow(stem, 4)
-    draft.expand(context, [kept, grow(stem, 3)], GREEDY, never)
-    decoded = recorded(draft, monkeypatch)
-    for first in range(10, 250, 20):
-        kept = grow(kept, 5)
-        draft.expand(context, [kept, *(grow(root, t) for t in range(first, first + 20))], GREEDY, never)
-        assert len(decoded) == 21  # what was used last is held
-        decoded.clear()
-    assert 3 not in draft._cache._root.children[1].children[2].children
-    check(draft, alone, rows, context, [grow(stem, 7), grow(stem.parent, 8), kept.parent])
 
 
 def test_the_same_node_at_many_settings_takes_no_room(draft, alone, rows):
@@ -285,7 +268,7 @@ def test_the_same_node_at_many_settings_takes_no_room(draft, alone, rows):
     check(draft, alone, rows, context, [root, child, grow(child, 2)], Sampling(temperature=1.0))
 
 
-def test_deep_trees_forget_when_cells_run_out(draft, alone, rows):
+def test_deep_trees_are_begun_anew_when_cells_run_out(draft, alone, rows):
     context = [4, 5, 6]
     root = root_of(context)
     for first in range(24):
@@ -398,7 +381,7 @@ def test_interrupt_comes_from_another_thread(draft):
     def keep_expanding() -> None:
         for _ in range(1000):
             draft.expand(context, nodes, GREEDY, never)
-            draft._cache.forget()
+            draft._cache.begin_at(0)
 
     thread = threading.Thread(target=keep_interrupting)
     thread.start()

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from duochat.engine.pytorch import few_rows, linear
+from duochat.engine.pytorch import few_rows
 from duochat.engine.pytorch.few_rows import FewRows, Tiling
 
 INTERPRETED = """
@@ -36,10 +36,6 @@ def layers(dtype=torch.bfloat16):
     return made.requires_grad_(False)
 
 
-def swap(model):
-    return few_rows.swap([*linear._linears(model, torch.bfloat16, torch.float16)])
-
-
 def measured(monkeypatch, library, kernel, kernel_fits=True):
     """As if the products took so many seconds: library and kernel by rows."""
     monkeypatch.setattr(few_rows, "kernel", lambda: None)
@@ -55,7 +51,7 @@ def measured(monkeypatch, library, kernel, kernel_fits=True):
 def test_the_kernel_multiplies_where_it_is_faster_and_nowhere_else(monkeypatch):
     measured(monkeypatch, library=lambda rows: 1.0, kernel=lambda rows: 0.5 if rows < 8 else 1.5)
     plain, swapped = layers(), layers()
-    assert swap(swapped)
+    assert few_rows.swap(swapped)
     assert all(isinstance(layer, FewRows) for layer in swapped)
     for rows, added in ((4, 1), (8, 0), (3, 0), (100, 0)):  # of 3 rows nothing was measured
         x = torch.randn(1, rows, 256, dtype=torch.bfloat16)
@@ -67,32 +63,32 @@ def test_the_kernel_multiplies_where_it_is_faster_and_nowhere_else(monkeypatch):
 def test_a_model_stays_as_it_is_where_the_kernel_is_slower_or_wrong(monkeypatch, faster, fits):
     measured(monkeypatch, lambda rows: 1.0, lambda rows: 0.5 if faster else 0.99, fits)
     model = layers()
-    assert not swap(model)
+    assert not few_rows.swap(model)
     assert all(type(layer) is torch.nn.Linear for layer in model)
 
 
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_choice_is_kept_for_the_next_start(monkeypatch, tmp_path, faster):
     measured(monkeypatch, lambda rows: 1.0, lambda rows: 0.5 if faster else 1.5)
-    assert swap(layers()) == faster
+    assert few_rows.swap(layers()) == faster
     measured(monkeypatch, lambda rows: 1.0, lambda rows: 1.5 if faster else 0.5)
     monkeypatch.setattr(few_rows, "_chosen", {})
-    assert swap(layers()) == faster
+    assert few_rows.swap(layers()) == faster
     for note in (tmp_path / "facts").glob("few-rows-*"):
         note.write_text("[[")  # damaged: measured again
     monkeypatch.setattr(few_rows, "_chosen", {})
-    assert swap(layers()) != faster
+    assert few_rows.swap(layers()) != faster
 
 
 def test_float32_is_left_alone(monkeypatch):
     measured(monkeypatch, library=lambda rows: 1.0, kernel=lambda rows: 0.5)
-    assert not swap(layers(torch.float32))
+    assert not few_rows.swap(layers(torch.float32))
 
 
 def test_without_triton_nothing_changes(monkeypatch):
     monkeypatch.setattr(few_rows, "kernel", few_rows.kernel.__wrapped__)
     monkeypatch.setitem(sys.modules, "triton", None)
-    assert not swap(layers())
+    assert not few_rows.swap(layers())
 
 
 def test_a_tiling_takes_whole_tiles_only():

@@ -42,7 +42,7 @@ def test_what_is_included_counts(source, tmp_path):
 def test_each_processor_has_its_own(source, tmp_path, monkeypatch):
     kernels.library(source)
     kernels.library.cache_clear()
-    monkeypatch.setattr(kernels, "_processor", lambda: "another")
+    monkeypatch.setattr(kernels.machine, "processor", lambda: "another")
     kernels.library(source)
     assert len(made(tmp_path)) == 2
 

@@ -10,9 +10,10 @@ from fakes import EveryThird, Guessing, costs
 from toy_models import write_gguf
 
 from duochat import DuoChatError
+from duochat.engine import choosing
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled
-from duochat.engine.llama import devices, sample, widths
+from duochat.engine.llama import devices, widths
 from duochat.engine.llama.placing import Place, place
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.native import NativeTarget, unfit
@@ -184,9 +185,9 @@ def test_probabilities_are_those_of_the_parents_row(load, name):
 
 @pytest.mark.parametrize("name", ["llama", "Q4_1"])
 def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch, name):
-    places, honest = [], sample.sample
+    places, honest = [], choosing.sample
     told = lambda row, place, *rest: (places.append(place), honest(row, place, *rest))[1]  # noqa: E731
-    monkeypatch.setattr(sample, "sample", told)
+    monkeypatch.setattr(choosing, "sample", told)
     tree = [(5, -1), (6, -1), (7, 0)]
     load(name).verify(prompt(12), tree, GREEDY)
     assert places == [len(path) for path in paths(prompt(12), tree)]
@@ -242,7 +243,7 @@ def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
     tree = [(5 + node, -1) for node in range(target.most_nodes)]
     forwards = decoded(target, monkeypatch)
     for length in (441, 442, 443, 513, 900):
-        target._cache.forget()
+        target._cache.begin_at(0)
         told = target.verify(prompt(length), tree, GREEDY)
         assert told.tokens[:1] == target.verify(prompt(length), (), GREEDY).tokens
     assert max(map(len, forwards)) == 442 + target.most_nodes
@@ -469,7 +470,7 @@ def test_a_token_is_sampled_as_on_the_torch_lane():
             way = choose.way(sampling)
             way = choose.everything if way is choose.nucleus else way
             token, prob, own, _ = way(torch.from_numpy(np.stack([row, row])), ask)
-            told, probs = sample.sample(row, 9, sampling, asked)
+            told, probs = choosing.sample(row, 9, sampling, asked)
             assert told == int(token[0])
             np.testing.assert_allclose(probs, [prob[0], *own], rtol=1e-4, atol=1e-9)
 
@@ -478,21 +479,21 @@ def test_of_equal_logits_the_first_one_wins(monkeypatch):
     row = np.zeros(300, np.float32)
     row[[70, 200]] = 3
     for top_k, kept in ((1, [70]), (2, [70, 200])):
-        found = {sample.sample(row, place, Sampling(temperature=1.0, top_k=top_k))[0] for place in range(40)}
+        found = {choosing.sample(row, place, Sampling(temperature=1.0, top_k=top_k))[0] for place in range(40)}
         assert sorted(found) == kept
-    assert sample.sample(row, 0, GREEDY)[0] == 70
+    assert choosing.sample(row, 0, GREEDY)[0] == 70
 
 
 def test_logits_that_are_no_numbers_are_a_sentence():
     with pytest.raises(DuoChatError, match="no numbers"):
-        sample.sample(np.full(300, np.nan, np.float32), 0, Sampling(temperature=1.0, top_p=0.9))
+        choosing.sample(np.full(300, np.nan, np.float32), 0, Sampling(temperature=1.0, top_p=0.9))
 
 
 def test_samples_follow_the_softmax():
     """Chi-square of 4,000 samples over ten tokens: above 27.9 in one case of a thousand."""
     row = np.log(np.arange(1, 11, dtype=np.float32))
     drawn = np.bincount(
-        [sample.sample(row, place, Sampling(temperature=1.0))[0] for place in range(4000)], minlength=10
+        [choosing.sample(row, place, Sampling(temperature=1.0))[0] for place in range(4000)], minlength=10
     )
     expected = 4000 * np.arange(1, 11) / 55
     assert ((drawn - expected) ** 2 / expected).sum() < 27.9

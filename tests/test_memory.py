@@ -30,15 +30,15 @@ def test_need_of_a_model():
 
 def test_what_does_not_fit_names_what_would(monkeypatch):
     there(monkeypatch, 16)
-    SEVEN.require(4096, CUDA)
-    there(monkeypatch, 14.5)
+    with SEVEN.held(4096, CUDA):
+        there(monkeypatch, 14.5)
     with pytest.raises(
         DuoChatError, match=r"15\.\d GiB and 14\.5 GiB are free.*context_length \d+, a GGUF of it .* or a smaller"
     ):
-        SEVEN.require(4096, CUDA)
+        SEVEN.held(4096, CUDA).__enter__()
     there(monkeypatch, 3)
     with pytest.raises(DuoChatError, match="choose a GGUF of it in fewer bits or a smaller target"):
-        SEVEN.require(4096, CUDA)
+        SEVEN.held(4096, CUDA).__enter__()
 
 
 def tiny_folder(path):
@@ -87,7 +87,7 @@ def test_torch_keeps_one_thread_beside_a_gpu(monkeypatch, tmp_path):
     torch.set_num_threads(2)
     try:
         with pytest.raises(DuoChatError):
-            loading.load(TorchTarget, tmp_path, threads=2)  # an empty folder
+            TorchTarget.load(tmp_path, threads=2)  # an empty folder
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(usual)

@@ -434,11 +434,15 @@ def test_five_tabs(browser: Browser, server: Server) -> None:
     context.close()
 
 
-def test_speculation_that_pauses_says_why(page: Page) -> None:
+def test_guessing_that_pauses_says_so_while_it_does(page: Page) -> None:
+    """In one word here and in the picture, which has the whole reason; whole also on a telephone."""
     send(page, "OFF please")
-    expect(page.locator(".dc-badge")).to_contain_text("Speculation paused: the measured gain is 0.9", timeout=WAIT)
+    expect(page.locator(".dc-badge")).to_have_text("Guessing paused: no gain here", timeout=WAIT)
+    expect(page.locator(".dp-badge")).to_have_text("Guessing paused: the measured gain is 0.9", timeout=WAIT)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("(b => b.scrollWidth <= b.clientWidth)(document.querySelector('.dc-badge'))")
     answered(page)
-    expect(page.locator(".dc-badge")).to_be_visible()
+    expect(page.locator(".dc-badge")).to_be_hidden()
 
 
 def test_context_meter_and_figures(page: Page) -> None:

@@ -113,7 +113,7 @@ def test_only_what_is_sure_is_remembered(library, monkeypatch, fault):
 def test_another_library_or_cpu_is_asked_anew(library, monkeypatch):
     library("none")
     probe.extra_buffers()
-    monkeypatch.setattr(probe.kernels, "_processor", lambda: "flags: amx_tile")
+    monkeypatch.setattr(probe.machine, "processor", lambda: "flags: amx_tile")
     asked = library("extra")
     assert not probe.extra_buffers()[0]
     assert asked == ["extra", "plain"]

@@ -1,7 +1,7 @@
 /* The head of the page: the pair of models and its state, picture and settings buttons. */
 (() => {
   "use strict";
-  const { make, button, press, toast, remember, recall, actions, ModelSheet } = window.duochat;
+  const { make, button, press, toast, remember, recall, actions, capital, ModelSheet } = window.duochat;
 
   const SHARED =
     "There is no graphics card here: both models share the processor, which shows how it works rather than how fast it can be.";
@@ -117,8 +117,6 @@
     if (recall("pinned") && !box.checked) box.click();
     box.addEventListener("change", () => remember("pinned", box.checked ? "yes" : ""));
   };
-
-  const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
   window.duochat.head = (server) => (window.duochat.head_ = new Head(server));
   dressSettings();

@@ -97,6 +97,13 @@
         from = this.blocks[i].end;
       }
       for (const gone of this.blocks.splice(root.children.length)) this.wipe(gone);
+      this.light();
+    }
+
+    /** The whole tint while the answer is written and while a hand is on it or on its picture; else it only underlines. */
+    light() {
+      const near = [this.root, this.picture.root].some((node) => node?.matches(":hover, :focus-within"));
+      this.root?.classList.toggle("lit", near || Boolean(this.root.closest(".live")));
     }
 
     tint(i, block, raw, from) {
@@ -163,6 +170,8 @@
 
     listen(root) {
       const { signal } = (this.hands = new AbortController());
+      for (const type of ["pointerenter", "pointerleave", "focusin", "focusout"])
+        for (const node of [root, this.picture.root]) node.addEventListener(type, () => this.light(), { signal });
       root.tabIndex = 0;
       root.setAttribute("role", "group");
       root.setAttribute("aria-label", "The answer. Arrow keys go from token to token and tell where each came from.");

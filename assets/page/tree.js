@@ -154,7 +154,7 @@
       make("svg:text.dp-node-small", { x: CELL.box / 2, y: CELL.tall + 9, text: nodeNote(n) }),
     );
     if (tip) {
-      group.addEventListener("pointerenter", () =>
+      group.addEventListener("pointermove", () =>
         tip.show(group.getBoundingClientRect(), tipContent(describeNode(n))),
       );
       group.addEventListener("pointerleave", () => tip.hide());

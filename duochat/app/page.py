@@ -79,7 +79,7 @@ class Page:
             race.build(part, self.models.engine)
         with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
             learn.build(part, self.models.engine)
-        with gr.Tab("Hardware", id="hardware"):
+        with gr.Tab("Hardware", id="hardware", elem_id="hardware-tab"):
             hardware.build(part, self.models.engine)
 
     # -- events ------------------------------------------------------------------------------------------------------

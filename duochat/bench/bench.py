@@ -15,7 +15,7 @@ from duochat.bench import contest, machine, report, simulate
 from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, positive
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.bench.peers import PEERS, Peers
-from duochat.engine.costs import GPU_WIDTHS
+from duochat.engine.calibration import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling

@@ -21,7 +21,8 @@ from gguf import GGMLQuantizationType
 from duochat.bench import simulate
 from duochat.config import Settings
 from duochat.engine import native
-from duochat.engine.costs import CPU_WIDTHS, Costs, Curve
+from duochat.engine.calibration import CPU_WIDTHS
+from duochat.engine.costs import Costs, Curve
 from duochat.engine.lanes import Candidates
 from duochat.engine.llama import speeds
 from duochat.engine.llama.probe import KINDS, OUTER, Shape

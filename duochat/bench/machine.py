@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from duochat import __version__
-from duochat.engine.costs import available_cores
+from duochat.engine.machine import available_cores
 from duochat.models.catalog import gpus
 
 PACKAGES = ("torch", "transformers", "llama-cpp-python", "tokenizers", "numpy")  # that matter for speed

@@ -23,8 +23,8 @@ import httpx
 from duochat import DuoChatError
 from duochat.bench.metrics import Run
 from duochat.config import Settings
-from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, Stopped, never
+from duochat.engine.machine import available_cores
 from duochat.engine.sampling import Sampling
 from duochat.models.fetch import fetch
 from duochat.models.store import Progress

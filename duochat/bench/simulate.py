@@ -19,7 +19,8 @@ from typing import Any
 
 from duochat.bench.contest import Decoder
 from duochat.bench.metrics import REFERENCE, Run
-from duochat.engine.costs import Costs, beside
+from duochat.engine.calibration import beside
+from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, StopRule, TargetLane
 from duochat.engine.drafting import Question, State
 from duochat.engine.lanes import Answer, Candidates, Drafter, Edge, Target, never
@@ -138,7 +139,7 @@ class Simulation(Target):
         stop = StopRule(Request(max_tokens=len(self.recording.answer)), self, len(self.recording.prompt))
         lane = TargetLane(self, self, stop, never)
         while stop.finish is None:
-            lane.commit(lane.begin(len(rounds), None))
+            lane.commit(lane.begin(None))
             rounds += lane.tell()
             end = self.now + self.friction.between_forwards
             while self.now < end - NOTHING:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from duochat import DuoChatError
 from duochat.config import AUTO, FIELDS, Settings
 from duochat.engine import native
-from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Drafter, Target
+from duochat.engine.machine import available_cores
 from duochat.models.convert import target_folder
 from duochat.models.files import Files
 from duochat.models.store import Progress, recalled
@@ -19,33 +20,30 @@ from duochat.models.store import Progress, recalled
 SHORT = 128  # tokens that a draft begins with where the target waits for it: simulated, no task gains from more
 Lane = TypeVar("Lane", Drafter, Target)
 OF_LLAMA = ("gpu_layers", "tensor_overrides", "devices", "split", "flash_attention", "cache_type", "rpc")  # settings
+OF_TORCH = ("device", "dtype", "context_length", "compile", "reproducible")
 
 
 def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
     """The draft in C where that fits the file and is quicker here, else on llama.cpp. Raises DuoChatError."""
+    from duochat.engine.llama.drafter import LlamaDrafter
+
     threads = 1 if settings.draft_threads == AUTO else settings.draft_threads
-    length = min(settings.context_length, target.context_length)
-    asked = (path, length, threads, settings.draft_vocabulary)
-    drafter = _drafter(asked, native.load(*asked))
+    asked = (path, min(settings.context_length, target.context_length), threads, settings.draft_vocabulary)
+    own, load = native.load(*asked), partial(LlamaDrafter, *asked)
+    seconds = lambda drafter: drafter.measure((1,), threads)[1]  # noqa: E731
+    drafter = _quicker("drafter", asked, own, load, seconds) if own else load()
     if target.shares_cores:
         drafter.window = SHORT
     return drafter
 
 
-def _drafter(asked: tuple[Any, ...], own: Drafter | None) -> Drafter:
-    from duochat.engine.llama.drafter import LlamaDrafter
-
-    load = lambda: LlamaDrafter(*asked[:3], vocabulary=asked[3])  # noqa: E731
-    if own is None:
-        return load()
-    about = [*asked, asked[0].stat().st_mtime_ns, own.describe()]
-    return _quicker("drafter", about, own, load, lambda drafter: drafter.measure((1,), asked[2])[1])
-
-
 def _quicker(
-    role: str, about: list[Any], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
+    role: str, asked: tuple[Any, ...], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
 ) -> Lane:
-    """The lane in C, or the one on llama.cpp if that takes less time here: measured once, and remembered."""
+    """The lane in C, or the one on llama.cpp if that takes less time here: measured once, and remembered.
+
+    asked: of the lane, its file first.
+    """
     lanes = {"native": own}
 
     def measured() -> str | None:
@@ -55,7 +53,8 @@ def _quicker(
             return None
         return min(lanes, key=lambda name: seconds(lanes[name]))
 
-    quicker = recalled(role, (*about, available_cores(), platform.node()), measured) or "native"
+    about = (*asked, asked[0].stat().st_mtime_ns, own.describe(), available_cores(), platform.node())
+    quicker = recalled(role, about, measured) or "native"
     for name, lane in lanes.items():
         if name != quicker:
             lane.close()
@@ -84,28 +83,13 @@ def _on_llama(settings: Settings, path: Path, progress: Progress) -> Target:
     from duochat.engine.llama.target import LlamaTarget
 
     progress("Loading the target model", 0, 0)
-
-    def load() -> Target:
-        return LlamaTarget.load(
-            path,
-            context_length=settings.context_length,
-            threads=_cores(settings),
-            gpu_layers=settings.gpu_layers,
-            tensor_overrides=settings.tensor_overrides,
-            devices=settings.devices,
-            split=[float(share) for share in settings.split.split(",") if share],
-            flash_attention={AUTO: None}.get(settings.flash_attention, settings.flash_attention),
-            cache_type=settings.cache_type,
-            reproducible=settings.reproducible,
-            rpc=settings.rpc,
-        )
-
-    asked = settings.backend != AUTO or any(getattr(settings, name) != FIELDS[name].default for name in OF_LLAMA)
-    if asked or native.unfit(path):
+    named = _named(settings, OF_LLAMA)
+    asked = (path, settings.context_length, _cores(settings), settings.reproducible)
+    load = partial(LlamaTarget.load, *asked, **named)
+    if settings.backend != AUTO or any(named[name] != FIELDS[name].default for name in named) or native.unfit(path):
         return load()
-    about = [path, path.stat().st_mtime_ns, _cores(settings)]
     own = _on_native(settings, path, progress)
-    return _quicker("target", [*about, own.describe()], own, load, lambda target: target.measure((1,), 128)[1])
+    return _quicker("target", asked, own, load, lambda target: target.measure((1,), 128)[1])
 
 
 def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
@@ -114,12 +98,8 @@ def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
 
     folder = target_folder(path, progress)
     progress("Loading the target model", 0, 0)
-    return TorchTarget.load(
-        folder,
-        device=settings.device,
-        dtype=settings.dtype,
-        context_length=settings.context_length,
-        compile=settings.compile,
-        reproducible=settings.reproducible,
-        threads=_cores(settings),
-    )
+    return TorchTarget.load(folder, threads=_cores(settings), **_named(settings, OF_TORCH))
+
+
+def _named(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in names}

@@ -1,21 +1,28 @@
 """All that is measured of a pair at its first start: each device's curve, and what drafting costs the target.
 
-The last is taken from the decoding loop itself, with all that a lane does there.
+Each device is timed as the other one leaves it in a chat. What drafting costs is taken from the decoding loop itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from copy import deepcopy
 from statistics import median
+from threading import Event
 from types import SimpleNamespace
 
-from duochat.engine.costs import Costs, available_cores, measure
+from duochat.engine.costs import Costs, Curve
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target
+from duochat.engine.machine import available_cores
 from duochat.engine.rounds import Round
 from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Node, Tree
 
+CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
+GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
 
@@ -28,6 +35,80 @@ def calibrate(target: Target, drafter: Drafter | None) -> Costs:
         alone.contention = contention(target, drafter, costs)
         costs.turns = costs is not alone and in_turns(costs)
     return costs
+
+
+def thread_counts(cores: int) -> list[int]:
+    """The numbers of draft threads worth a try: half of many cores, which two by two may be one; of few all but one.
+
+    More of them may measure as the best alone, and draft less in a chat.
+    """
+    return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
+
+
+@contextmanager
+def beside(work: Callable[[], object]) -> Iterator[None]:
+    """Inside, another thread works without pause: a device as the other one has it in a chat."""
+    over = Event()
+
+    def repeat() -> None:
+        while not over.is_set():
+            work()
+
+    with ThreadPoolExecutor(1) as other:
+        working = other.submit(repeat)
+        try:
+            yield
+        finally:
+            over.set()
+            working.result()
+
+
+def fewest(sweep: Mapping[int, float]) -> int:
+    """The fewest threads that are as good as the best, but for a tenth: each further one may be held up."""
+    return min(n for n, seconds in sweep.items() if seconds <= 1.1 * min(sweep.values()))
+
+
+def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
+    """Measure both curves, and the number of draft threads that is best for one token.
+
+    The draft is measured beside a target at work, or alone where that computes on the CPU too: then both ways to share
+    the cores are measured, and wide forwards are not tried.
+    """
+    if target.shares_cores:
+        return _shared(target, draft, cores)
+    for context in (100, 700):  # each length's graphs are captured now, not in a chat
+        target.measure(GPU_WIDTHS, context)
+    forwards = Curve(target.measure(GPU_WIDTHS, 256))
+    if draft is None:
+        return Costs(forwards, Curve({1: forwards(1)}))
+    with beside(lambda: target.measure((1,), 256)):
+        sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
+        best = fewest(sweep)
+        batches = draft.measure((1, 2, 4, 8), best)
+        reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
+    draft.set_threads(best, reading)
+    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep)
+
+
+def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
+    """In turns each has all cores; at once the draft has half of them at most, and the target the others."""
+    most = min(target.threads or cores, cores)
+    target.set_threads(most)
+    forwards = Curve(target.measure(CPU_WIDTHS, 256))
+    if draft is None:
+        return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
+    sweep = {n: draft.measure((1,), n)[1] for n in {*thread_counts(cores), cores}}
+
+    def divided(draft_threads: int, target_threads: int, forwards: Curve, at_once: Costs | None = None) -> Costs:
+        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads))
+        more = {"sweep": sweep, "shared": True, "target_threads": target_threads, "at_once": at_once}
+        return Costs(forwards, batches, threads=draft_threads, reading=cores, **more)
+
+    few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
+    others = max(1, min(most, cores - few))
+    target.set_threads(others, most)
+    at_once = divided(few, others, Curve(target.measure(CPU_WIDTHS, 256)))
+    return divided(fewest(sweep), most, forwards, at_once)
 
 
 def in_turns(costs: Costs, acceptance: float = 0.7) -> bool:

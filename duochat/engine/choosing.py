@@ -1,27 +1,33 @@
-"""From one row of logits to a few ranked candidates. Pure, and quick: it runs once a drafted node.
+"""From one row of logits to a draft's few candidates (`choose`), or to the target's own token (`sample`).
 
-Sorting or exponentiating a whole vocabulary costs as much as a small draft's forward pass. `choosing.c` reads the row
-twice and keeps a few.
+Both by `choosing.c`: to sort or exponentiate a whole vocabulary costs as much as a small draft's forward pass.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from duochat import DuoChatError
 from duochat.engine import kernels
-from duochat.engine.lanes import Candidates
-from duochat.engine.sampling import Sampling
+from duochat.engine.lanes import Answer, Candidates, Edge
+from duochat.engine.penalties import Changes, penalised
+from duochat.engine.sampling import Sampling, key
 
 SOURCE = Path(__file__).with_suffix(".c")
+FAST = ("-ffast-math",)
+# Sums keep their order, so a row gives the same bits wherever it lies; loops are vectors still.
+ORDERED = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")
 REACH = 6.0  # greedy: tokens whose logit is this far below the best are cut, their weight is estimated
 NOISY_REACH = 8.0  # T > 0: the same in logits/T; in a chat, noise would lift a cut token to the top once in 100
 MOST = 512  # T > 0: no more tokens than this get noise after a filter
+NO_FLOOR = -1e30
+LARGEST = 2.0**127  # as a 32-bit float
 
 
 class Choice(ctypes.Structure):
@@ -55,7 +61,7 @@ def choose(
     T > 0 over the tokens that passed the cut and the filters.
     """
     tokens, probs = (ctypes.c_int32 * count)(), (ctypes.c_float * count)()
-    found = kernel()(
+    found = kernel().choose(
         _address(row),
         len(row),
         None if names is None else _address(names),
@@ -67,13 +73,59 @@ def choose(
     return Candidates(tuple(tokens[:found]), tuple(probs[:found]))
 
 
+def sample(row: np.ndarray, position: int, sampling: Sampling, asked: Sequence[int] = ()) -> tuple[int, list[float]]:
+    """The token for `position`, and the probabilities of it and of the tokens `asked`, noise apart.
+
+    argmax(logits/T + shared noise) over what the filters leave, exactly: top-k, then top-p of what is left, then min-p;
+    of equal scores the lower token. Probabilities are those at temperature 1 when greedy, else those that temperature
+    and filters leave. row: float32 logits, contiguous, not changed.
+
+    The torch lane has the same rule (`engine/pytorch/choose.py`). Both round differently in the last bit: where scores
+    differ by less, which is once in some million tokens, the lanes may part.
+    """
+    greedy = sampling.temperature == 0
+    scale = np.float32(1.0 if greedy else min(1 / sampling.temperature, LARGEST))
+    floor = math.log(sampling.min_p) if sampling.min_p > 0 and not greedy else NO_FLOOR
+    top_k, top_p = (0, 1.0) if greedy else (sampling.top_k, sampling.top_p)
+    tokens, probs = (ctypes.c_int32 * len(asked))(*asked), (ctypes.c_float * (len(asked) + 1))()
+    noise = 0 if greedy else key(sampling.seed, position)
+    rules = (scale, not greedy, noise, top_k, top_p, floor)
+    token = kernel(exact=True).sample(_address(row), len(row), *rules, len(asked), tokens, probs)
+    if token < 0:
+        raise DuoChatError("The target's logits are no numbers, or memory is short: fetch the model again.")
+    return token, [*probs]
+
+
+def answer(
+    rows: Iterable[np.ndarray], position: int, tree: Sequence[Edge], sampling: Sampling, made: Changes | None
+) -> Answer:
+    """What the target says of a tree. rows: logits after its root and after each node, in this order, each good until
+    the next. position: of the token after the root. made: what penalties do to the rows."""
+    below: list[list[int]] = [[] for _ in range(len(tree) + 1)]
+    places = [position]
+    for node, (_, parent) in enumerate(tree):
+        below[parent + 1].append(node)
+        places.append(places[parent + 1] + 1)
+    told = Answer([], [], [0.0] * len(tree))
+    for number, (row, nodes) in enumerate(zip(rows, below, strict=True)):
+        with penalised(row, made, number) as changed:
+            token, probs = sample(changed, places[number], sampling, [tree[node][0] for node in nodes])
+        told.tokens.append(token)
+        told.probs.append(probs[0])
+        for node, prob in zip(nodes, probs[1:], strict=True):
+            told.node_probs[node] = prob
+    return told
+
+
 @cache
-def kernel() -> Callable[..., int]:
-    """choosing.c's. Raises DuoChatError without a compiler."""
-    library = kernels.needed(SOURCE, "-ffast-math")
-    pointer, number = ctypes.c_void_p, ctypes.c_int
+def kernel(exact: bool = False) -> ctypes.CDLL:
+    """choosing.c's functions; exact: as `sample` has to be. Raises DuoChatError without a compiler."""
+    library = kernels.needed(SOURCE, *(ORDERED if exact else FAST))
+    pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     library.choose.argtypes = [pointer, number, pointer, ctypes.POINTER(Choice), number, pointer, pointer]
-    return library.choose
+    rules = (real, number, ctypes.c_uint32, number, real, real)
+    library.sample.argtypes = [pointer, number, *rules, number, pointer, pointer]
+    return library
 
 
 def _address(array: np.ndarray) -> int:

@@ -5,25 +5,17 @@ Curves are measured once per hardware and model, scaled by live timings, and mea
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
-from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from duochat.engine.lanes import Drafter, Target
-    from duochat.engine.rounds import Round
+from duochat.engine.rounds import Round
 from duochat.engine.scales import Baseline, Scale
 
-CPU_WIDTHS = (1, 2, 4, 8, 16)
-GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns")  # as they are, in JSON too
 
 
 @dataclass(slots=True)
@@ -228,17 +220,11 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
+        by_size = {"target": self.target.seconds, "draft": self.draft.seconds, "sweep": self.sweep}
         return {
-            "target": {str(k): v for k, v in self.target.seconds.items()},
-            "draft": {str(k): v for k, v in self.draft.seconds.items()},
-            "sweep": {str(k): v for k, v in self.sweep.items()},
+            **{name: {str(size): s for size, s in seconds.items()} for name, seconds in by_size.items()},
+            **{name: getattr(self, name) for name in KEPT},
             "plain": self.target.measured(1),
-            "threads": self.threads,
-            "reading": self.reading,
-            "contention": self.contention,
-            "shared": self.shared,
-            "target_threads": self.target_threads,
-            "turns": self.turns,
             "at_once": self.at_once and self.at_once.to_dict(),
         }
 
@@ -247,91 +233,5 @@ class Costs:
         target, draft, sweep = (
             {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
         )
-        plain = {name: raw[name] for name in ("threads", "reading", "contention", "shared", "target_threads", "turns")}
         at_once = raw["at_once"] and cls.from_dict(raw["at_once"])
-        return cls(Curve(target), Curve(draft), sweep=sweep, at_once=at_once, **plain)
-
-
-def available_cores() -> int:
-    """Cores that this process may use: its affinity, cut by the control group's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.exists():
-        limit, period = quota.read_text().split()
-        if limit != "max":
-            cores = min(cores, max(1, int(limit) // int(period)))
-    return max(1, cores)
-
-
-def thread_counts(cores: int) -> list[int]:
-    """The numbers of draft threads worth a try: half of many cores, which two by two may be one; of few all but one.
-
-    More of them may measure as the best alone, and draft less in a chat.
-    """
-    return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
-
-
-@contextmanager
-def beside(work: Callable[[], object]) -> Iterator[None]:
-    """Inside, another thread works without pause: a device as the other one has it in a chat."""
-    over = Event()
-
-    def repeat() -> None:
-        while not over.is_set():
-            work()
-
-    with ThreadPoolExecutor(1) as other:
-        working = other.submit(repeat)
-        try:
-            yield
-        finally:
-            over.set()
-            working.result()
-
-
-def fewest(sweep: Mapping[int, float]) -> int:
-    """The fewest threads that are as good as the best, but for a tenth: each further one may be held up."""
-    return min(n for n, seconds in sweep.items() if seconds <= 1.1 * min(sweep.values()))
-
-
-def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
-    """Measure both curves, and the number of draft threads that is best for one token.
-
-    The draft is measured beside a target at work, or alone where that computes on the CPU too: then both ways to share
-    the cores are measured, and wide forwards are not tried.
-    """
-    if target.shares_cores:
-        return _shared(target, draft, cores)
-    for context in (100, 700):  # each length's graphs are captured now, not in a chat
-        target.measure(GPU_WIDTHS, context)
-    forwards = Curve(target.measure(GPU_WIDTHS, 256))
-    if draft is None:
-        return Costs(forwards, Curve({1: forwards(1)}))
-    with beside(lambda: target.measure((1,), 256)):
-        sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
-        best = fewest(sweep)
-        batches = draft.measure((1, 2, 4, 8), best)
-        reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
-    draft.set_threads(best, reading)
-    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep)
-
-
-def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
-    """In turns each has all cores; at once the draft has half of them at most, and the target the others."""
-    most = min(target.threads or cores, cores)
-    target.set_threads(most)
-    forwards = Curve(target.measure(CPU_WIDTHS, 256))
-    if draft is None:
-        return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
-    sweep = {n: draft.measure((1,), n)[1] for n in {*thread_counts(cores), cores}}
-
-    def divided(draft_threads: int, target_threads: int, forwards: Curve, at_once: Costs | None = None) -> Costs:
-        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads))
-        more = {"sweep": sweep, "shared": True, "target_threads": target_threads, "at_once": at_once}
-        return Costs(forwards, batches, threads=draft_threads, reading=cores, **more)
-
-    few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
-    others = max(1, min(most, cores - few))
-    target.set_threads(others, most)
-    at_once = divided(few, others, Curve(target.measure(CPU_WIDTHS, 256)))
-    return divided(fewest(sweep), most, forwards, at_once)
+        return cls(Curve(target), Curve(draft), sweep=sweep, at_once=at_once, **{name: raw[name] for name in KEPT})

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
 from duochat import DuoChatError
@@ -68,7 +67,6 @@ class StopRule:
 class Forward:
     """A forward of the target that has begun."""
 
-    index: int
     pending: list[Node]
     waited: float  # seconds
     began: float  # when `Target.begin` was called, and how long that took
@@ -82,6 +80,7 @@ class TargetLane:
     def __init__(self, target: Target, drafting: DraftLane, stop: StopRule, cancelled: Callable[[], bool]) -> None:
         self.target, self.drafting, self.state = target, drafting, drafting.state
         self.stop, self.cancelled = stop, cancelled
+        self.index = 0  # of the round
         self.news: Callable[[], Round] | None = None  # the record of the last round, until it is told
 
     def rests(self) -> bool:
@@ -89,7 +88,7 @@ class TargetLane:
         with self.drafting.changed:
             return self.state.waits(self.state.schedule.patient)
 
-    def begin(self, index: int, progress: Callable[[int, int], None] | None) -> Forward:
+    def begin(self, progress: Callable[[int, int], None] | None) -> Forward:
         """Wait for a draft if that pays, choose what to verify, and send it to the device."""
         drafting, state = self.drafting, self.state
         with drafting.changed:
@@ -97,11 +96,11 @@ class TargetLane:
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()
-        if threads := state.schedule.target_threads:
+        if threads := state.schedule.sharing.crew.now:  # on a CPU
             self.target.set_threads(threads, state.schedule.whole.target_threads)
         began = drafting.clock()
         answer = self.target.begin(state.tree.context, rows(pending), drafting.sampling, self.cancelled, progress)
-        forward = Forward(index, pending, waited, began, drafting.clock() - began, answer)
+        forward = Forward(pending, waited, began, drafting.clock() - began, answer)
         drafting.start()
         state.schedule.read(state.tree)
         return forward
@@ -123,6 +122,7 @@ class TargetLane:
                 state.schedule.graft(state.tree)
             self.drafting.changed.notify_all()
             when |= state.since(outcome.ignored, self.stop.finish)
+        self.index += 1
         self.news = partial(state.record, pending, answer, outcome, **when)
 
     def _times(self, forward: Forward, asked: float) -> dict[str, Any]:
@@ -134,9 +134,9 @@ class TargetLane:
         alone = self.target.shares_cores
         started = asked - forward.beginning if alone else forward.began
         held = 0.0 if alone else asked - forward.began - forward.beginning
-        phase = "decode" if forward.index else "prefill"
+        phase = "decode" if self.index else "prefill"
         times = {"started": started, "ended": self.drafting.clock(), "waited": forward.waited, "held": held}
-        return {"index": forward.index, "phase": phase} | times
+        return {"index": self.index, "phase": phase} | times
 
     def tell(self) -> Iterator[Round]:
         """The news, if there are any. The schedule learns from them, which may give a resting draft lane work."""
@@ -148,11 +148,11 @@ class TargetLane:
             self.drafting.changed.notify_all()
         yield told
 
-    def last_round(self, index: int) -> Round:
+    def last_round(self) -> Round:
         """The empty round that ends a cancelled request."""
         with self.drafting.changed:
             now, position = self.drafting.clock(), len(self.state.tree.context)
-            return Round(index, position, now, now, (), "plain", **self.state.since((), "cancelled"))
+            return Round(self.index, position, now, now, (), "plain", **self.state.since((), "cancelled"))
 
 
 def decode(
@@ -177,22 +177,20 @@ def decode(
     state = State(tree, schedule, "no usable draft model is loaded" if schedule.drafts and not drafter else "")
     with DraftLane(state, drafter, request.sampling.after(context)) as drafting:
         lane = TargetLane(target, drafting, stop, cancelled)
-        for index in count():
-            try:
-                if index == 1 or lane.rests():  # the first token comes at once, and a wait is a good time to tell
+        try:
+            while stop.finish is None:
+                if lane.index == 1 or lane.rests():  # the first token comes at once, and a wait is a good time to tell
                     yield from lane.tell()
-                forward = lane.begin(index, progress)
+                forward = lane.begin(progress)
                 yield from lane.tell()  # while a device of its own is at work
                 lane.commit(forward)
-            except Exception as fault:
-                yield from lane.tell()
-                if not isinstance(fault, Cancelled):
-                    raise
-                yield lane.last_round(index)
-                return
-            if stop.finish:
-                yield from lane.tell()
-                return
+        except Exception as fault:
+            yield from lane.tell()
+            if not isinstance(fault, Cancelled):
+                raise
+            yield lane.last_round()
+        else:
+            yield from lane.tell()
 
 
 def rows(pending: Sequence[Node]) -> list[Edge]:

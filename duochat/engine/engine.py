@@ -16,9 +16,10 @@ from duochat import DuoChatError
 from duochat.config import Settings
 from duochat.engine.backends import load_drafter, load_target
 from duochat.engine.calibration import calibrate
-from duochat.engine.costs import Costs, available_cores
+from duochat.engine.costs import Costs
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target, never
+from duochat.engine.machine import available_cores
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Acceptance
 from duochat.models.files import Files, locate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from duochat import DuoChatError
+from duochat.engine import machine
 from duochat.models.store import cache_dir
 
 FAULTS = (OSError, subprocess.SubprocessError)
@@ -29,7 +29,7 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
     compiler = _compiler()
     if not compiler:
         return None
-    identity = f"{_text(source)}{compiler}{options}{_processor()}"
+    identity = f"{_text(source)}{compiler}{options}{machine.processor()}"
     name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     make = partial(_made, compiler, source, options)
     try:
@@ -78,12 +78,3 @@ def _made(compiler: list[str], source: Path, options: tuple[str, ...], path: Pat
 
 def _run(*command: str | Path) -> None:
     subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)
-
-
-def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by unlike machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() + platform.machine() + platform.node()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

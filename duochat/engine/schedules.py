@@ -31,9 +31,9 @@ class Schedule:
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
     @property
-    def target_threads(self) -> int:
-        """The target's next forward has so many, on the CPU; 0 = it has a device of its own."""
-        return self.costs.crew.now
+    def sharing(self) -> Costs:
+        """Of the cores as the target's next forward has them."""
+        return self.costs
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -64,7 +64,7 @@ class Schedule:
     def observe(self, r: Round) -> None:
         """Learn from a finished round."""
         self.reading = False
-        self.costs.observe(r)
+        self.sharing.observe(r)
 
 
 def firsts(node: Node, most: int) -> list[Node]:
@@ -240,8 +240,8 @@ class Best(Schedule):
         self.reason = self._vain()
 
     @property
-    def target_threads(self) -> int:
-        return (self.whole if self.reason else self.costs).crew.now
+    def sharing(self) -> Costs:
+        return self.whole if self.reason else self.costs
 
     def _vain(self) -> str:
         """Why no draft can pay, where it takes the target's cores: not even chains that are nearly always right."""
@@ -304,8 +304,7 @@ class Best(Schedule):
         return gain > self.rate * max(self.costs.draft(len(nodes)), waited)
 
     def observe(self, r: Round) -> None:
-        self.reading = False
-        (self.whole if self.reason else self.costs).observe(r)
+        super().observe(r)
         self.reason = self.watch.observe(r) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain

@@ -69,11 +69,6 @@ def gpus(names: Sequence[str] = ()) -> list[Device]:
     return [known[name] for name in names] if names else there
 
 
-def named(names: Sequence[str]) -> list[int]:
-    """The handles of these GPUs, of all without names."""
-    return [device.handle for device in gpus(names)]
-
-
 def overrides(rules: Sequence[str]) -> ctypes.Array:
     """llama.cpp's list of "pattern=device" rules. Raises DuoChatError for one that is none."""
     known = {device.name: device.handle for device in found()}

@@ -17,10 +17,10 @@ import llama_cpp
 import numpy as np
 
 from duochat import DuoChatError
-from duochat.engine.costs import available_cores
 from duochat.engine.lanes import Cancelled, never
 from duochat.engine.llama import loading, probe
 from duochat.engine.llama.loading import BATCH, Options
+from duochat.engine.machine import available_cores
 
 # A batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt` alone:
 # asking, 45 times in a two-layer model, costs 0.1 ms of the 0.6 to 4 ms that such a batch takes.

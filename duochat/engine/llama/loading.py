@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 
 import llama_cpp
-import psutil
 
 from duochat import DuoChatError
 from duochat.engine.llama import devices
+from duochat.engine.machine import require_memory
 from duochat.models import gguf
 
 BATCH = 512  # tokens of one decode at most
@@ -76,7 +76,7 @@ def load_model(path: Path, options: Options) -> int:
 
 def _place(params: ctypes.Structure, options: Options) -> list[ctypes.Array]:
     """Set where the weights go; what is returned lives until the model is loaded."""
-    named = devices.named(options.devices) if options.gpu_layers else []
+    named = [device.handle for device in devices.gpus(options.devices)] if options.gpu_layers else []
     kept = []
     if options.devices or not options.gpu_layers:
         kept.append((ctypes.c_void_p * (len(named) + 1))(*named, None))
@@ -89,13 +89,6 @@ def _place(params: ctypes.Structure, options: Options) -> list[ctypes.Array]:
         kept.append(devices.overrides(options.tensor_overrides))
         params.tensor_buft_overrides = ctypes.cast(kept[-1], ctypes.c_void_p)
     return kept
-
-
-def require_memory(need: int, what: str, remedy: str) -> None:
-    """Refuse here what the system would grant and then kill us for."""
-    free = psutil.virtual_memory().available
-    if need > free:
-        raise DuoChatError(f"{what} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free: {remedy}.")
 
 
 def new_context(model: int, path: Path, cells: int, threads: int, options: Options) -> int:

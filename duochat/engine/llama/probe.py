@@ -19,7 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from duochat import DuoChatError
-from duochat.engine import kernels
+from duochat.engine import machine
 from duochat.models.store import recalled
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,7 +97,7 @@ def identity() -> str:
     folders = [Path(chosen)] if (chosen := os.environ.get("LLAMA_CPP_LIB_PATH")) else folders
     files = sorted(file for folder in folders for file in folder.glob("*"))
     facts = [(str(file), (about := file.stat()).st_size, about.st_mtime_ns) for file in files]
-    return hashlib.sha256(repr((facts, kernels._processor())).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((facts, machine.processor())).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

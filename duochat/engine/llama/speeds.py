@@ -12,11 +12,12 @@ from pathlib import Path
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from duochat.engine.costs import CPU_WIDTHS, GPU_WIDTHS, available_cores
+from duochat.engine.calibration import CPU_WIDTHS, GPU_WIDTHS
 from duochat.engine.llama import devices, loading, probe
 from duochat.engine.llama.placing import RESERVE
 from duochat.engine.llama.probe import OUTER, Shape
 from duochat.engine.llama.target import LlamaTarget
+from duochat.engine.machine import available_cores
 from duochat.models.store import recalled
 
 ROOM = 192 * 2**20  # bytes of layers, and of output, that are pretended: past every cache

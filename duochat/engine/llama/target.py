@@ -17,21 +17,23 @@ from typing import Any
 
 import llama_cpp
 
+from duochat.config import AUTO, Settings
+from duochat.engine.choosing import answer, kernel
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
-from duochat.engine.llama.line_cache import LineCache
 from duochat.engine.llama.placing import place
-from duochat.engine.llama.sample import answer, kernel
-from duochat.engine.llama.tree_cache import Entry, TreeCache
+from duochat.engine.llama.sequences import Line, Sequences
 from duochat.engine.penalties import Changes, changes, paths
 from duochat.engine.sampling import Sampling
+from duochat.engine.tree_cache import Entry
 from duochat.models import gguf
 
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
 CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
 INEXACT = "rows of wider forwards round otherwise here: decoders give the same text up to near ties"
+RECURRENT = "a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted"
 SPLIT = ("f16", "f32")  # types of keys and values over which attention on the CPU is split or tiled
 
 
@@ -44,16 +46,10 @@ class LlamaTarget(Target):
         self.vocabulary = llama.vocabulary
         self.eos = _ends(llama)
         self.device = ""  # for people
-        self.notes: list[str] = []
         self.shares_cores = _on_cpu(llama) or bool(llama.options.tensor_overrides)
-        self._cache: TreeCache | LineCache
-        if llama.recurrent:
-            self.exact, most, self._cache = True, 1, LineCache(llama, CHUNK)
-            self.notes.append("a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted")
-        else:
-            self.exact, llama.least, most = _rows(llama, reproducible)
-            self._cache = TreeCache(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
-        self.notes += [] if self.exact else [INEXACT]
+        self.exact, llama.least, most = _rows(llama, reproducible)
+        self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
+        self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)
         self._tail = None if most == widths.ANY else most
 
@@ -61,35 +57,40 @@ class LlamaTarget(Target):
     def load(
         cls,
         path: Path,
-        context_length: int = 4096,
+        context_length: int = Settings.context_length,
         threads: int = 1,
-        prompt_threads: int = 0,
-        gpu_layers: int | str = "auto",
+        reproducible: bool = False,
+        gpu_layers: int | str = AUTO,
         tensor_overrides: Sequence[str] = (),
         devices: Sequence[str] = (),
-        split: Sequence[float] = (),
-        flash_attention: bool | None = None,
-        cache_type: str = "auto",
-        reproducible: bool = False,
+        split: str = "",
+        flash_attention: bool | str = AUTO,
+        cache_type: str = AUTO,
         rpc: Sequence[str] = (),
     ) -> LlamaTarget:
-        """From a GGUF file, the first one of a split model. Raises DuoChatError.
+        """From a GGUF file, the first one of a split model; the rest is as in `Settings`. Raises DuoChatError.
 
-        context_length: tokens at most; a model that was trained on fewer gets those. prompt_threads: to read prompts
-        on the CPU, 0 = as many. gpu_layers: "auto" for as many as fit; 0 for the CPU alone. tensor_overrides:
-        "pattern=device", such as "exps=CPU". devices: names of GPUs, all without. split: share of each. rpc: servers
-        "host:port", whose devices count as GPUs.
+        context_length: tokens at most; a model that was trained on fewer gets those.
         """
         path = Path(path)
-        kernel()
+        kernel(exact=True)
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
         found = place(path, cells, gpu_layers, devices, rpc)
-        options = _options(found.gpu_layers, devices, split, tensor_overrides, flash_attention, cache_type)
-        llama = Llama(path, cells, threads, options=options)
-        llama.set_threads(threads, prompt_threads)
-        target = cls(llama, context_length, reproducible)
+        options = Options(
+            role="target",
+            sequences=MOST_NODES + 3,
+            unit=BATCH,
+            fused=(None if flash_attention == AUTO else flash_attention) if found.gpu_layers else True,
+            keys="f16" if cache_type == AUTO else cache_type,
+            values=("f16" if found.gpu_layers else "bf16") if cache_type == AUTO else cache_type,
+            gpu_layers=found.gpu_layers,
+            devices=tuple(devices),
+            split=tuple(float(share) for share in split.split(",") if share),
+            tensor_overrides=tuple(tensor_overrides),
+        )
+        target = cls(Llama(path, cells, threads, options=options), context_length, reproducible)
         target.threads = threads
         target.device = found.device
         target.notes += [found.note] if found.note else []
@@ -166,29 +167,6 @@ class LlamaTarget(Target):
         self._llama.close()
 
 
-def _options(
-    gpu_layers: int,
-    devices: Sequence[str],
-    split: Sequence[float],
-    tensor_overrides: Sequence[str],
-    flash_attention: bool | None,
-    cache_type: str,
-) -> Options:
-    keys, values = ("f16", "f16" if gpu_layers else "bf16") if cache_type == "auto" else (cache_type,) * 2
-    return Options(
-        role="target",
-        sequences=MOST_NODES + 3,
-        unit=BATCH,
-        fused=True if not gpu_layers else flash_attention,
-        keys=keys,
-        values=values,
-        gpu_layers=gpu_layers,
-        devices=tuple(devices),
-        split=tuple(split),
-        tensor_overrides=tuple(tensor_overrides),
-    )
-
-
 def _on_cpu(llama: Llama) -> bool:
     """Whether a layer, or the output, is computed there."""
     return llama.options.gpu_layers <= llama_cpp.llama_model_n_layer(llama.model)
@@ -197,6 +175,8 @@ def _on_cpu(llama: Llama) -> bool:
 def _rows(llama: Llama, reproducible: bool) -> tuple[bool, int, int]:
     """Whether all decoders give the same text, and the fewest and the most rows of a forward."""
     options = llama.options
+    if llama.recurrent:
+        return True, 1, 1
     if options.gpu_layers or (options.keys == options.values and options.keys in SPLIT):
         return False, *((REPRODUCIBLE_WIDTH,) * 2 if reproducible else (1, widths.ANY))
     least, most = widths.agreeing(llama)

@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from duochat import DuoChatError
 from duochat.engine import kernels
-from duochat.engine.choosing import Choice
-from duochat.engine.lanes import Candidates
+from duochat.engine.choosing import FAST, ORDERED, Choice
+from duochat.engine.lanes import Cancelled, Candidates
+from duochat.engine.machine import require_memory
 from duochat.engine.penalties import Changes
 from duochat.models import gguf
 from duochat.models.trim import kept
@@ -26,8 +26,6 @@ SOURCE = Path(__file__).with_name("native.c")
 GROUP = 16  # rows of a matrix, and cells, that are held together
 MOST = 8  # nodes of a pass
 NORMS, MATRICES = (0, 1), (2, 3, 8)  # tensor types: F32, F16 and Q4_0, Q4_1, Q8_0
-# A target's sums keep their order, so a row is the same to the bit in passes of any width; loops are vectors still.
-ORDERED = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")
 ENDS = ("token_embd", "output_norm", "output")
 PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 UNKNOWN = "The target uses a token that the draft does not know: choose a draft with the same vocabulary."
@@ -55,7 +53,8 @@ class _Changes(ctypes.Structure):
 
 @cache
 def _library(role: str = "draft") -> ctypes.CDLL | None:
-    library = kernels.library(SOURCE, *(("-ffast-math",) if role == "draft" else ORDERED), "-pthread")
+    """A target's row is the same to the bit in passes of any width."""
+    library = kernels.library(SOURCE, *(FAST if role == "draft" else ORDERED), "-pthread")
     if library is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         library.load.restype, library.path.restype = pointer, ctypes.c_char_p
@@ -137,9 +136,10 @@ class Native:
 
         role: "draft" or "target", which gives the same logits however many nodes are decoded at once.
         """
-        header, self._library, self._path, self._role = gguf.read(path), _library(role), path, role
+        header, self._library = gguf.read(path), _library(role)
         shape = _shape(header, cells)
-        self._require_memory(shape)
+        need = 3 * path.stat().st_size + 4 * shape.cells * shape.layers * shape.groups * shape.head
+        require_memory(need, f"The {role} model {path}", f"choose a smaller {role} or a shorter context_length")
         self.kernels, self.vocabulary = self._library.path().decode(), _vocabulary(header)
         self._names = kept(header, vocabulary) if role == "draft" else None
         self._lane = self._load(header, shape, self._names)
@@ -167,19 +167,17 @@ class Native:
         rows, pointer = (self.vocabulary, None) if names is None else (len(names), names.ctypes.data)
         return self._library.load(ctypes.byref(shape), tensors, pointer, rows)
 
-    def _require_memory(self, shape: _Shape) -> None:
-        """Refuse here what the system would grant and then kill us for."""
-        need = 3 * self._path.stat().st_size + 4 * shape.cells * shape.layers * shape.groups * shape.head
-        free = psutil.virtual_memory().available
-        if need > free:
-            raise DuoChatError(
-                f"The {self._role} model {self._path} needs {need / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are "
-                f"free: choose a smaller {self._role} or a shorter context_length."
-            )
+    def set_threads(self, threads: int, reading: int = 0) -> None:
+        """See `Drafter.set_threads`: what its users then ask for."""
+        self.threads, self.reading = threads, reading or threads
 
-    def stop(self, value: int) -> None:
-        """1, from any thread: end the running `decode` early, and all later ones, until 0."""
-        self._library.stop(self._lane, value)
+    def interrupt(self) -> None:
+        """From any thread: end the running `decode` early, and all later ones until `arm`."""
+        self._library.stop(self._lane, 1)
+
+    def arm(self) -> None:
+        """Make ready for an `interrupt` to come; an earlier one is forgotten."""
+        self._library.stop(self._lane, 0)
 
     def move(self, source: int, target: int) -> None:
         """Let what one cell holds stand in another one too, behind the cell before that."""
@@ -204,12 +202,12 @@ class Native:
     def decode(
         self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice,
         changes: Changes | None = None,
-    ) -> tuple[int, list[Candidates], float]:  # fmt: skip
+    ) -> tuple[list[Candidates], float]:  # fmt: skip
         """nodes: (token, position, cell, parent's cell or -1, 1 if its candidates are wanted), parents first. changes:
         of the wanted ones' logits.
 
-        Returns how many were decoded, all or those before a `stop`; the candidates of the wanted ones among them; the
-        seconds spent choosing. Raises DuoChatError for a token that the model does not know.
+        Returns the candidates of the wanted ones, and the seconds spent choosing. Raises Cancelled after an
+        `interrupt`, and DuoChatError for a token that the model does not know.
         """
         wanted, count = self._tell(nodes), choice.count
         if len(self._tokens) < wanted * count:
@@ -220,9 +218,8 @@ class Native:
             made = _Changes(len(changes.tokens), *(None if part is None else part.ctypes.data for part in changes))
         out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
         told = (self._nodes, len(nodes), choice, changes and ctypes.byref(made), *out)
-        done = self._library.run(self._lane, threads, *told)
-        if done < len(nodes):
-            wanted = sum(node[4] for node in nodes[:done])
+        if self._library.run(self._lane, threads, *told) < len(nodes):
+            raise Cancelled
         spans = [(i * count, i * count + self._found[i]) for i in range(wanted)]
         found = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
-        return done, found, self._choosing.value
+        return found, self._choosing.value

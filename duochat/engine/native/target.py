@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from duochat.engine.choosing import answer
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, common
-from duochat.engine.llama.sample import answer
 from duochat.engine.native.library import MOST, Native
 from duochat.engine.penalties import changes, paths
 from duochat.engine.sampling import Sampling
@@ -27,8 +27,8 @@ class NativeTarget(Target):
     shares_cores = True
     most_nodes = 4 * MOST - 1
 
-    def __init__(self, path: Path, context_length: int = 4096, threads: int = 1, prompt_threads: int = 0) -> None:
-        """prompt_threads: to read prompts; 0 = as many. Raises DuoChatError when memory is short."""
+    def __init__(self, path: Path, context_length: int = 4096, threads: int = 1) -> None:
+        """Raises DuoChatError when memory is short."""
         header = gguf.read(path)
         self.path, self.eos = path, frozenset(tokenizer.stops(header))
         self.context_length = min(context_length, header.get("context_length", context_length))
@@ -37,11 +37,11 @@ class NativeTarget(Target):
         self._tokens: list[int] = []  # in the first cells, by position
         self._tree: dict[tuple[int, int], int] = {}  # the last tree: (cell of the parent, token) to the cell
         self.threads = threads
-        self.set_threads(threads, prompt_threads)
+        self.set_threads(threads)
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""
-        self._threads, self._reading = threads, reading or threads
+        self._native.set_threads(threads, reading)
 
     def _begin(
         self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
@@ -68,7 +68,7 @@ class NativeTarget(Target):
         while (start := len(self._tokens)) < (end := min(start + CHUNK, len(context) - 1)):
             for first in range(start, end, MOST):
                 places = range(first, min(first + MOST, end))
-                self._native.logits([(context[i], i, i, i - 1, 0) for i in places], self._reading)
+                self._native.logits([(context[i], i, i, i - 1, 0) for i in places], self._native.reading)
             self._tokens += context[start:end]
             if progress:
                 progress(end, len(context))
@@ -81,7 +81,7 @@ class NativeTarget(Target):
         for i, (token, parent) in enumerate(tree):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
         parts = (nodes[start : start + MOST] for start in range(0, len(nodes), MOST))
-        rows = (row for part in parts for row in self._native.logits(part, self._threads))
+        rows = (row for part in parts for row in self._native.logits(part, self._native.threads))
         told = answer(rows, first, tree, sampling, changes(context, paths(tree), sampling))
         self._tokens.append(context[-1])
         self._tree = {(parent, token): cell for token, _, cell, parent, _ in nodes[1:]}

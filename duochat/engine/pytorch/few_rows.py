@@ -6,7 +6,7 @@ shape and number of rows when a model is first loaded, and kept: another choice 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache, partial
 from statistics import median
@@ -118,15 +118,21 @@ def kernel() -> Any:
     return few_rows
 
 
-def swap(places: Iterable[Place]) -> bool:
-    """Replace the linear layers in place where the kernel is faster; False where it nowhere is."""
+def swap(model: torch.nn.Module) -> bool:
+    """Replace the model's linear layers in place where the kernel is faster; False where it nowhere is.
+
+    Those of 16 bits: float32 would be rounded by the tensor cores, and promises more.
+    """
     try:
         kernel()
     except ImportError:
         return False
     shapes: dict[torch.Size, list[Place]] = {}
-    for place in places:
-        shapes.setdefault(place[2].weight.shape, []).append(place)
+    for owner in list(model.modules()):
+        for name, child in owner.named_children():
+            plain = type(child) is torch.nn.Linear and type(child.weight) is torch.nn.Parameter
+            if plain and child.weight.dtype in (torch.bfloat16, torch.float16):
+                shapes.setdefault(child.weight.shape, []).append((owner, name, child))
     swapped = [_swap_alike(shape, alike) for shape, alike in shapes.items()]
     return any(swapped)
 

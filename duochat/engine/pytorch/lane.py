@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from duochat.config import AUTO, Settings
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
 from duochat.engine.penalties import Changes, changes, paths
-from duochat.engine.pytorch import loading, memory
+from duochat.engine.pytorch import few_rows, loading, memory
 from duochat.engine.pytorch.attention import EXACT, NAME
 from duochat.engine.pytorch.forward import Forward
 from duochat.engine.pytorch.memo import Memo
 from duochat.engine.pytorch.rows import MOST_ROWS, Rows, Shape, Shapes
 from duochat.engine.sampling import Sampling
+from duochat.models.folder import recipe, usable
 
 REPRODUCIBLE_WIDTH = 16  # of every forward then: a product of another width may round otherwise
 PROMPT = 24  # tokens to read from which on a forward on a CPU is no round any more, but the reading of a prompt
@@ -40,7 +42,7 @@ class TorchTarget(Target):
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
         self.context_length = context_length
         self.exact = reproducible or model.dtype == torch.float32
-        self.prompt_threads = 0  # for reading prompts on a CPU; 0 = as many as for rounds
+        self._reading = 0  # threads for reading prompts on a CPU; 0 = as many as for rounds
         self.facts: dict[str, Any] = {}  # what loading adds to `describe`
         self.eos = loading.end_tokens(model)
         self.vocabulary = model.config.get_text_config().vocab_size
@@ -56,21 +58,45 @@ class TorchTarget(Target):
         self.most_nodes = self._shapes.most_nodes
 
     @classmethod
-    def load(cls, folder: Path, **options: Any) -> TorchTarget:
-        """From a folder as transformers writes it. Options: those of `loading.load`. Raises DuoChatError."""
-        return loading.load(cls, folder, **options)
+    def load(
+        cls,
+        folder: Path,
+        device: str = AUTO,
+        dtype: str = AUTO,
+        context_length: int = Settings.context_length,
+        compile: bool = True,
+        reproducible: bool = False,
+        threads: int | str = AUTO,
+    ) -> TorchTarget:
+        """From a folder as transformers writes it; the options are as in `Settings`. Raises DuoChatError."""
+        place = loading.pick_device(device)
+        kind = loading.pick_dtype(dtype, place)
+        if place.type != "cpu":
+            torch.set_num_threads(1)  # OpenMP pools that together outnumber the cores sleep at barriers
+        elif threads != AUTO:
+            torch.set_num_threads(threads)
+        config = loading.read_config(folder)
+        length, cuda = min(context_length, loading.longest(config)), place.type == "cuda"
+        with usable(folder, config.model_type), memory.Need.of(config, kind).held(length, place):
+            model, told = loading.read(folder, place, kind), recipe(folder).get("told")
+            products = "few rows" if compile and cuda and few_rows.swap(model) else "torch"
+            made = cls(model, length, compile and cuda, cuda, reproducible)
+        made.threads = torch.get_num_threads() if made.shares_cores else 0
+        made.facts = {"target_products": products} | ({"target": told} if told else {})
+        return made
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `lanes.Target.set_threads`."""
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-        self.prompt_threads = reading
+        self._reading = reading
 
     def _begin(
         self, context: Sequence[int], tree: Sequence[Edge], sampling: Sampling, cancelled: Stopped, progress: Reading
     ) -> Callable[[], Answer]:
         done = self._memo.match(context)
-        with memory.refused(self.device), self._hands(len(context) - done):
+        reading = self._reading if len(context) - done >= PROMPT else 0
+        with memory.refused(self.device), _threads(reading):
             done = self._prefill(context, done, len(tree), cancelled, progress)
             shape = self._send(list(context[done:]), tree, sampling, changes(context, paths(tree), sampling))
         return partial(self._answer, shape, 1 + len(tree))
@@ -78,10 +104,6 @@ class TorchTarget(Target):
     def _answer(self, shape: Shape, count: int) -> Answer:
         with memory.refused(self.device):
             return self._forward.answer(shape, count)
-
-    def _hands(self, tail: int) -> AbstractContextManager[None]:
-        """All cores for reading a prompt on a CPU, which is bound by arithmetic; a round is bound by its memory."""
-        return nullcontext() if tail < PROMPT or not self.prompt_threads else _threads(self.prompt_threads)
 
     def _prefill(self, context: Sequence[int], done: int, nodes: int, cancelled: Stopped, progress: Reading) -> int:
         """Read the context in chunks until the rest fits into one forward with the tree; returns the tokens read."""
@@ -142,9 +164,12 @@ class TorchTarget(Target):
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
+    """So many inside, 0: as many as before. To read a prompt is bound by arithmetic, a round by its memory."""
     usual = torch.get_num_threads()
-    torch.set_num_threads(count)
+    if count:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(usual)
+        if count:
+            torch.set_num_threads(usual)

@@ -1,68 +1,34 @@
-"""The model's linear layers made ready for few rows: a decode step multiplies a handful of rows with every weight, and
-takes as long as reading the weights.
-
-On a CUDA device layers that read the same input are joined, and `few_rows` multiplies where it is faster.
+"""Linear layers that read the same input are joined: a decode step multiplies a handful of rows with every weight, and
+takes as long as reading the weights, so a few large products are better than many small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 
-from duochat.engine.pytorch import few_rows
-
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # in the order in which their owners call them
-
-
-def swap(model: torch.nn.Module) -> str:
-    """Replace the model's linear layers in place where a kernel is faster; says which products it has then.
-
-    Of 16 bits on a CUDA device: float32 would be rounded by the tensor cores, and promises more.
-    """
-    cuda = next(model.parameters()).device.type == "cuda"
-    return "few rows" if cuda and few_rows.swap(_linears(model, torch.bfloat16, torch.float16)) else "torch"
-
-
-def _linears(model: torch.nn.Module, *types: torch.dtype) -> Iterator[few_rows.Place]:
-    """The plain layers with weights of these types."""
-    for owner in list(model.modules()):
-        for name, child in list(owner.named_children()):
-            plain = type(child) is torch.nn.Linear and type(child.weight) is torch.nn.Parameter
-            if plain and child.weight.dtype in types:
-                yield owner, name, child
 
 
 class Joint:
     """The product of a group, from the call of its first member to the call of its last."""
 
-    def __init__(self, linear: torch.nn.Linear, sizes: list[int]) -> None:
-        self.linear, self.sizes = linear, sizes
-        self.parts: tuple[torch.Tensor, ...] | None = None
+    parts: tuple[torch.Tensor, ...] | None = None
 
 
-class First(torch.nn.Module):
-    """Multiplies for the whole group and keeps the other parts for them."""
+class Member(torch.nn.Module):
+    """Hands out its part of the product; the first one multiplies for all, the last one leaves nothing behind."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, index: int, sizes: list[int], linear: torch.nn.Linear | None) -> None:
         super().__init__()
-        self.linear, self.joint = joint.linear, joint
+        self.joint, self.index, self.sizes, self.linear = joint, index, sizes, linear
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        part, *self.joint.parts = self.linear(rows).split(self.joint.sizes, -1)
-        return part
-
-
-class Other(torch.nn.Module):
-    """Hands out its part; the last of the group leaves nothing behind."""
-
-    def __init__(self, joint: Joint, index: int) -> None:
-        super().__init__()
-        self.joint, self.index = joint, index
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.linear is not None:
+            self.joint.parts = self.linear(rows).split(self.sizes, -1)
         part = self.joint.parts[self.index]
-        if self.index == len(self.joint.sizes) - 2:
+        if self.index == len(self.sizes) - 1:
             self.joint.parts = None
         return part
 
@@ -88,7 +54,6 @@ def _join(owner: torch.nn.Module, names: tuple[str, ...], device: torch.device |
     for kind, _ in linear.named_parameters():
         whole = torch.cat([getattr(m, kind).data.to(device) for m in members])
         setattr(linear, kind, torch.nn.Parameter(whole, requires_grad=False))
-    joint = Joint(linear, sizes)
-    setattr(owner, names[0], First(joint))
-    for index, name in enumerate(names[1:]):
-        setattr(owner, name, Other(joint, index))
+    joint = Joint()
+    for index, name in enumerate(names):
+        setattr(owner, name, Member(joint, index, sizes, None if index else linear))

@@ -5,67 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from duochat import DuoChatError
-from duochat.engine.pytorch import linear, memory
+from duochat.engine.pytorch import linear
 from duochat.engine.pytorch.attention import NAME
 from duochat.models.folder import OPTIONS, quiet, recipe, refuse_invented, usable
-
-if TYPE_CHECKING:
-    from duochat.engine.pytorch.lane import TorchTarget
-
-
-def load(
-    target: type[TorchTarget],
-    folder: Path,
-    device: str = "auto",
-    dtype: str = "auto",
-    context_length: int = 4096,
-    compile: bool = True,
-    reproducible: bool = False,
-    threads: int | str = "auto",
-    prompt_threads: int = 0,
-) -> TorchTarget:
-    """See `config.Settings` for the options. Raises DuoChatError when folder or device cannot be used.
-
-    prompt_threads: for reading prompts on a CPU; 0 = threads.
-    """
-    place = pick_device(device)
-    kind = pick_dtype(dtype, place)
-    if place.type != "cpu":
-        torch.set_num_threads(1)  # OpenMP pools that together outnumber the cores sleep at barriers
-    elif isinstance(threads, int):
-        torch.set_num_threads(threads)
-    config = read_config(folder)
-    length = min(context_length, longest(config))
-    with usable(folder, config.model_type):
-        need = memory.Need.of(config, kind)
-        need.require(length, place)
-        told = recipe(folder).get("told")
-        try:
-            made = _assemble(target, read(folder, place, kind), length, compile, reproducible)
-        except RuntimeError as fault:
-            if memory.ran_out(fault):
-                raise need.too_small(length, memory.free(place) or 0) from fault
-            raise
-    if made.shares_cores:
-        made.threads, made.prompt_threads = torch.get_num_threads(), prompt_threads
-    made.facts |= {"target": told} if told else {}
-    return made
-
-
-def _assemble(
-    target: type[TorchTarget], model: torch.nn.Module, context_length: int, compile: bool, reproducible: bool
-) -> TorchTarget:
-    """The lane with what is fast on the model's device."""
-    cuda = model.device.type == "cuda"
-    products = linear.swap(model) if compile else "torch"
-    made = target(model, context_length, compile and cuda, cuda, reproducible)
-    made.facts["target_products"] = products
-    return made
 
 
 def read_config(folder: Path) -> Any:
@@ -145,8 +92,7 @@ def pick_device(name: str) -> torch.device:
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto`: float32 on a CPU, bfloat16 where the GPU has it, else float16."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    known |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     if name != "auto":
         if name not in known:
             raise DuoChatError(f"dtype {name} is unknown: choose one of {', '.join(known)} or auto.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from duochat.engine.lanes import Edge
+from duochat.engine.lanes import Edge, common
 
 
 class Memo:
@@ -23,8 +23,7 @@ class Memo:
         self.tokens: list[int] = []
         self.slots: list[int] = []
         self.used = 0
-        self._tree: Sequence[Edge] = ()
-        self._tree_slots: Sequence[int] = ()
+        self._tree: dict[Edge, int] = {}  # the last tree: (token, slot of the parent or -1) to the slot
 
     @property
     def highest(self) -> int:
@@ -37,25 +36,23 @@ class Memo:
         The last token of the context is never among them: its row gives the next token.
         """
         limit = len(context) - 1
-        kept = _common_prefix(self.tokens, context, limit)
+        kept = min(common(self.tokens, context), limit)
         if kept == len(self.tokens):
             self._adopt(context[kept:limit])
         else:
             self.used ^= _bits(self.slots[kept:])
             del self.tokens[kept:], self.slots[kept:]
-        self._tree = self._tree_slots = ()
+        self._tree = {}
         return len(self.tokens)
 
     def _adopt(self, following: Sequence[int]) -> None:
         """Follow the tokens down the last tree; the nodes on their path become committed."""
-        node, path = -1, []
-        for i, (token, parent) in enumerate(self._tree):
-            if len(path) == len(following):
+        path = [-1]
+        for token in following:
+            if (slot := self._tree.get((token, path[-1]))) is None:
                 break
-            if parent == node and token == following[len(path)]:
-                node = i
-                path.append(i)
-        self.commit(following[: len(path)], [self._tree_slots[i] for i in path])
+            path.append(slot)
+        self.commit(following[: len(path) - 1], path[1:])
 
     def free(self, count: int) -> list[int]:
         """The lowest `count` slots that hold nothing of the committed tokens."""
@@ -73,7 +70,7 @@ class Memo:
 
     def remember(self, tree: Sequence[Edge], slots: Sequence[int]) -> None:
         """A tree below the last committed token was written to `slots`; it lasts until the next `match`."""
-        self._tree, self._tree_slots = tuple(tree), slots
+        self._tree = {(token, slots[above] if above >= 0 else -1): slots[i] for i, (token, above) in enumerate(tree)}
 
 
 def _bits(slots: Sequence[int]) -> int:
@@ -82,11 +79,3 @@ def _bits(slots: Sequence[int]) -> int:
     for slot in slots:
         packed[slot >> 3] |= 1 << (slot & 7)
     return int.from_bytes(packed, "little")
-
-
-def _common_prefix(held: list[int], context: Sequence[int], limit: int) -> int:
-    """Length of the longest common prefix, at most `limit`."""
-    end = min(len(held), limit)
-    if held[:end] == list(context[:end]):
-        return end
-    return next(i for i in range(end) if held[i] != context[i])

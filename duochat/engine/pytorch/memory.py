@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +39,14 @@ class Need:
     def total(self, context_length: int) -> int:
         return self.weights + self.token * context_length + RESERVE
 
-    def require(self, context_length: int, device: torch.device) -> None:
-        """Raises DuoChatError when so much is not free on the device."""
+    @contextmanager
+    def held(self, context_length: int, device: torch.device) -> Iterator[None]:
+        """Inside, the target is loaded. Raises DuoChatError when so much is not free on the device, or proves short."""
         there = free(device)
         if there is not None and self.total(context_length) > there:
             raise self.too_small(context_length, there)
+        with refused(device, lambda: self.too_small(context_length, free(device) or 0)):
+            yield
 
     def too_small(self, context_length: int, there: int) -> DuoChatError:
         """Says what is missing and what would fit. there: bytes that are free."""
@@ -67,8 +70,14 @@ def ran_out(fault: BaseException) -> bool:
     return isinstance(fault, torch.OutOfMemoryError) or "can't allocate memory" in str(fault)
 
 
+def _short() -> DuoChatError:
+    return DuoChatError(
+        "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
+    )
+
+
 @contextmanager
-def refused(device: torch.device) -> Iterator[None]:
+def refused(device: torch.device, sentence: Callable[[], DuoChatError] = _short) -> Iterator[None]:
     """Turn a want of memory inside into a DuoChatError, and give back what can be."""
     try:
         yield
@@ -77,6 +86,4 @@ def refused(device: torch.device) -> Iterator[None]:
             raise
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        raise DuoChatError(
-            "The target's device ran out of memory: close what else uses it, or choose a smaller context_length."
-        ) from fault
+        raise sentence() from fault

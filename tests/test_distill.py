@@ -344,8 +344,19 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     target_file = write_target(tmp_path / "target.gguf", "qwen2")
     work = tmp_path / "work"
-    options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work, "--students", "64x1;32x1,32x2"]
-    options += ["--batches", "8x96:0.5,4x128:0.5", "--answer-tokens", 24, "--batch-tokens", 512, "--vocabulary", 40]
+    options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work]
+    options += [
+        "--students",
+        "64x1;32x1,32x2",
+        "--batches",
+        "8x96:0.5,4x128:0.5",
+        "--answer-tokens",
+        24,
+        "--batch-tokens",
+        512,
+        "--vocabulary",
+        40,
+    ]
     options += ["--minutes", 1.8]
     distill.main(_arguments(*options))
     report = json.loads((work / "report.json").read_text())

@@ -557,7 +557,9 @@ def test_the_bars_are_times_on_one_axis(race_page):
     """Both ended full: one could not see which run was over first."""
     record = race_record()
     page, totals = race_page(record), [run["total"] for run in record["runs"]]
-    bars = page.evaluate("[...document.querySelectorAll('.dpr-bar')].map(b => b.offsetWidth / b.parentNode.offsetWidth)")
+    bars = page.evaluate(
+        "[...document.querySelectorAll('.dpr-bar')].map(b => b.offsetWidth / b.parentNode.offsetWidth)"
+    )
     assert bars == [pytest.approx(total / max(totals), abs=0.01) for total in totals]
     colours = "[...document.querySelectorAll('.dpr-bar')].map(b => getComputedStyle(b).backgroundColor)"
     assert len(set(page.evaluate(colours))) == 2

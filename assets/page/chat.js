@@ -54,7 +54,7 @@
         retry: () => this.last("assistant") && this.retry(this.last("assistant")),
         edit: () => this.last("user") && this.edit(this.last("user")),
         copy: () => this.last("assistant") && copy(this.last("assistant").text, this.composer.voice),
-        focus: () => (this.come(), this.composer.focus()),
+        focus: () => (this.come(), setTimeout(() => this.composer.focus())),
         escape: () => this.escape(),
       });
     }
@@ -75,7 +75,7 @@
     escape() {
       if (window.duochat.isOpen("settings")) return window.duochat.toggle("settings");
       if (innerWidth < 768 && window.duochat.isOpen("side-bar")) return window.duochat.toggle("side-bar");
-      if (document.querySelector(".dc-shut")?.getClientRects().length) return actions.togglePicture();
+      if (document.querySelector(".dc-bar")?.getClientRects().length) return actions.togglePicture();
       const editor = document.querySelector(".dc-editor");
       if (editor) return editor.cancel();
       if (this.busy) this.stop();

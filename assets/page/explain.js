@@ -161,6 +161,15 @@
     return [`Round ${round.index + 1}`, capital(why(round)), facts];
   }
 
+  /** What a verification brought, as wide as there is room for. */
+  function verdict(round, room) {
+    const sign = { correction: " ▲", bonus: " ✚" }[round.tokens[round.tokens.length - 1]?.[1]] || "";
+    const brief = `+${round.tokens.length}`;
+    if (room > 150 && round.pending.length)
+      return `${round.pending.length} verified, +${round.tokens.length} token${round.tokens.length === 1 ? "" : "s"}${sign}`;
+    return room > 44 ? brief + sign : brief;
+  }
+
   function describeNode(n) {
     if (n.root) return [`So far … ${quoted(n.text)}`, "The last token of the answer before this round.", []];
     if (n.target)
@@ -219,6 +228,7 @@
     describeRound,
     describeNode,
     treeWords,
+    verdict,
     speedupNote,
   });
 })();

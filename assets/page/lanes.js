@@ -1,7 +1,7 @@
 /* The lanes: draft batches and verifications on one clock, drawn on a canvas, with an overview and a table. */
 (() => {
   "use strict";
-  const { make, fixed, reduced, lanesKey, roundsTable, drawOverview, describeRound, tipContent } = window.duochat;
+  const { make, fixed, reduced, lanesKey, roundsTable, drawOverview, describeRound, verdict, tipContent } = window.duochat;
 
   const ROWS = { cpu: 4, gpu: 40, strip: 78, axis: 146, height: 164, lane: 30, stripHeight: 64, title: 14, gutter: 50 };
 
@@ -444,6 +444,17 @@
       addEventListener("pointerup", up);
     }
 
+    /** Where a token that was guessed stands in the two lanes: [x, y] of each. */
+    way(token) {
+      const { rounds, drafts } = this.picture.answer;
+      const middle = ([a, b]) => Math.min(Math.max(this.x((a + b) / 2), ROWS.gutter), this.view.width - 30);
+      const { at, batches } = rounds[drafts.get(token.draft).born];
+      return [
+        [middle(batches.at(-1) || at), ROWS.cpu + 5],
+        [middle(rounds[token.round].at), ROWS.gpu + 5],
+      ];
+    }
+
     roundUnder(x) {
       const { answer } = this.picture;
       return this.view && x >= ROWS.gutter ? answer.rounds[answer.roundAt(this.time(x))] : undefined;
@@ -480,15 +491,6 @@
       this.tabled = key;
       this.table.lastElementChild.replaceChildren(roundsTable(rounds.slice(-200)));
     }
-  }
-
-  /** What a verification brought, as wide as there is room for. */
-  function verdict(round, room) {
-    const sign = { correction: " ▲", bonus: " ✚" }[round.tokens[round.tokens.length - 1]?.[1]] || "";
-    const brief = `+${round.tokens.length}`;
-    if (room > 150 && round.pending.length)
-      return `${round.pending.length} verified, +${round.tokens.length} token${round.tokens.length === 1 ? "" : "s"}${sign}`;
-    return room > 44 ? brief + sign : brief;
   }
 
   function niceStep(rough) {

@@ -156,6 +156,14 @@
       return [...this.shown(this.head.length + start, this.head.length + start + text.length)];
     }
 
+    /** The box of a token that is in sight, null for others. */
+    boxOf(token) {
+      const [first] = this.on && this.root ? this.rangesOfToken(token) : [];
+      const box = first && live(first).getBoundingClientRect();
+      const room = this.root?.closest(".dc-thread")?.getBoundingClientRect();
+      return box?.width && room && box.top > room.top && box.bottom < room.bottom ? box : null;
+    }
+
     /** Mark the tokens of a round; -1 marks none. */
     mark(round) {
       this.tints.round.clear();

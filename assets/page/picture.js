@@ -218,6 +218,7 @@
       this.ink = this.ink || readInk(this.root);
       if (this.seen("ribbon")) this.ribbon.draw();
       const moving = this.lanes?.draw(now);
+      this.travel?.draw();
       const state = `${this.answer.generation}/${this.answer.n}/${this.round}`;
       this.seldom("figures", 200, state, now, () => this.drawFigures());
       this.seldom("tree", 400, state, now, () => this.seen("tree") && this.tree.draw());

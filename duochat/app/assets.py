@@ -21,7 +21,8 @@ PICTURE = (  # in this order: a script uses those before it
 )  # fmt: skip
 CHAT = (
     "gradio.js", "theme.js", "keys.js", "prompts.js", "composer.js", "state.js", "prose.js", "welcome.js", "message.js",
-    "chat.js", "models.js", "head.js", "demo.js", "pane.js", "side.js",
+    "chat.js", "models.js", "head.js", "demo.js", "travel.js", "pane.js",
+    "side.js",
 )  # fmt: skip
 HEAD = """
 <meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">

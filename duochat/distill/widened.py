@@ -20,8 +20,9 @@ from torch import Tensor
 
 from duochat import DuoChatError, terminal
 from duochat.config import load
-from duochat.models import fetch, target_folder
-from duochat.models.stand_in import RECIPE, recipe
+from duochat.models.convert import target_folder
+from duochat.models.fetch import fetch
+from duochat.models.folder import RECIPE, recipe, usable
 
 FAMILIES = ("llama", "qwen2")
 KINDS = ("q4_k_m", "q8_0", "bf16", "f16")  # of a GGUF file
@@ -77,7 +78,9 @@ def write(source: Path, like: str, out: Path) -> None:
     """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
     from transformers import AutoConfig
 
-    large = config(AutoConfig.from_pretrained(source), LIKE[like])
+    with usable(source):
+        small = AutoConfig.from_pretrained(source)
+    large = config(small, LIKE[like])
     out.mkdir(parents=True, exist_ok=True)
     large.save_pretrained(out)
     for name in KEPT:

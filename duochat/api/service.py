@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,8 +33,8 @@ def make_app(engine: Engine, access: Access, longest_queue: int = LONGEST_QUEUE)
         Route("/health", service.health),
         Route("/v1/models", service.models),
         Route("/v1/models/{model:path}", service.model),
-        Route("/v1/chat/completions", service.chat, methods=["POST"]),
-        Route("/v1/completions", service.complete, methods=["POST"]),
+        Route("/v1/chat/completions", partial(service.complete, what="messages"), methods=["POST"]),
+        Route("/v1/completions", partial(service.complete, what="prompt"), methods=["POST"]),
         Route("/v1/duochat/rounds/{id}", service.rounds),
     ]
     return Starlette(routes=routes, middleware=access.layers(), exception_handlers=handlers)
@@ -88,13 +89,7 @@ class Service:
             raise Refused(404, sentence, "model", "model_not_found")
         return model
 
-    async def chat(self, request: Request) -> Call:
-        return await self._call(request, "messages")
-
-    async def complete(self, request: Request) -> Call:
-        return await self._call(request, "prompt")
-
-    async def _call(self, request: Request, what: str) -> Call:
+    async def complete(self, request: Request, what: str) -> Call:
         asked = read(await _body(request), what)
         self._known(asked.model)
         options = asked.options(self.engine.status()["settings"])

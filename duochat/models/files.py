@@ -11,7 +11,7 @@ from duochat.config import AUTO, Settings
 from duochat.models import catalog, gguf
 from duochat.models.convert import require_target
 from duochat.models.fetch import fetch
-from duochat.models.pair import require_pair
+from duochat.models.pair import check_pair
 from duochat.models.store import Progress, silent
 
 HALF = 2  # bytes of a weight on a GPU, unpacked
@@ -34,7 +34,8 @@ def locate(settings: Settings, progress: Progress = silent) -> Files:
     backend = backend_of(target, settings.backend)
     try:
         draft = fetch(settings.draft, progress)
-        require_pair(target, draft)
+        if not (pair := check_pair(target, draft)).fits:
+            raise DuoChatError(pair.sentence())
     except DuoChatError as fault:
         return Files(target, None, str(fault), backend)
     return Files(target, draft, backend=backend)

@@ -58,14 +58,6 @@ def check_pair(target: Path, draft: Path) -> Pair:
     return Pair(len(ours), len(theirs), shared)
 
 
-def require_pair(target: Path, draft: Path) -> Pair:
-    """`check_pair`, raising DuoChatError when they do not fit."""
-    pair = check_pair(target, draft)
-    if not pair.fits:
-        raise DuoChatError(pair.sentence())
-    return pair
-
-
 def digest(path: Path) -> str:
     """Stands for a model's vocabulary: two that fit, in the sense of `check_pair`, have the same."""
     tokens = vocabulary(path)

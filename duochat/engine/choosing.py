@@ -15,7 +15,7 @@ import numpy as np
 
 from duochat import DuoChatError
 from duochat.engine import kernels
-from duochat.engine.lanes import Answer, Candidates, Edge
+from duochat.engine.lanes import Answer, Candidates, Edge, children
 from duochat.engine.penalties import changes, paths, penalised
 from duochat.engine.sampling import Sampling, key
 
@@ -101,11 +101,9 @@ def answer(rows: Iterable[np.ndarray], context: Sequence[int], tree: Sequence[Ed
 
     rows: logits after its root and after each node, in this order, each good until the next.
     """
-    ways, below = paths(tree), [[] for _ in range(len(tree) + 1)]
-    for node, (_, parent) in enumerate(tree):
-        below[parent + 1].append(node)
-    made, told = changes(context, ways, sampling), Answer([], [], [0.0] * len(tree))
-    for number, (row, way, nodes) in enumerate(zip(rows, ways, below, strict=True)):
+    ways, told = paths(tree), Answer([], [], [0.0] * len(tree))
+    made = changes(context, ways, sampling)
+    for number, (row, way, nodes) in enumerate(zip(rows, ways, children(tree), strict=True)):
         asked = [tree[node][0] for node in nodes]
         token, probs = sample(penalised(row, made, number), len(context) + len(way), sampling, asked)
         told.tokens.append(token)

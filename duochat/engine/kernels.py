@@ -70,11 +70,8 @@ def _made(compiler: list[str], source: Path, options: tuple[str, ...], path: Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         unproved = Path(folder) / path.name
-        _run(*compiler, "-O3", "-march=native", "-fPIC", "-shared", *options, source, "-lm", "-o", unproved)
+        command = [*compiler, "-O3", "-march=native", "-fPIC", "-shared", *options, source, "-lm", "-o", unproved]
+        subprocess.run([*map(str, command)], check=True, capture_output=True, timeout=60)
         ctypes.CDLL(str(unproved))
         os.replace(unproved, path)
     return ctypes.CDLL(str(path))
-
-
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)

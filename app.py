@@ -17,12 +17,15 @@ def main(arguments: Sequence[str]) -> int:
     terminal.add_pair(parser)
     terminal.add_server(parser)
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--auth", metavar="USER:PASSWORD", help="ask for these; needed on any other address")
+    parser.add_argument(
+        "--auth", metavar="USER:PASSWORD", action="append", default=[],
+        help="ask for these, needed on any other address; again for another user, each with a list of their own",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
 
     from duochat.api.serve import begin
 
-    auth = credentials(args.auth)
+    auth = [credentials(text) for text in args.auth]
     settings, worker = begin(args, auth, "--auth user:password")  # the models are loaded while Gradio is imported
 
     from duochat.app import page
@@ -31,10 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def credentials(text: str | None) -> tuple[str, str] | None:
+def credentials(text: str) -> tuple[str, str]:
     """User and password from "user:password". Raises DuoChatError when one is missing."""
-    if text is None:
-        return None
     user, _, password = text.partition(":")
     if not user or not password:
         raise DuoChatError("--auth needs user:password, neither of them empty.")

@@ -181,6 +181,7 @@ class EchoEngine(SayingEngine):
         own = f"{zlib.crc32(repr((context, request.sampling.seed)).encode()):08x} " * 6
         said = asked.rpartition("SAY ")[2].partition("\nassistant\n")[0].strip() if "SAY " in asked else own
         self.says, self.rate = [*self.tokenizer.encode(said), EOS], 100 if "SLOW" in asked else 0
+        self.asked.clear()  # it is asked for ever
         rounds = super().decode(context, request, cancelled, progress)
         for r in islice(rounds, 3) if "BREAK" in asked else rounds:
             yield replace(r, token_probs=(0.5,) * len(r.tokens))

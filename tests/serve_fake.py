@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=60.0, help="tokens per second")
     parser.add_argument("--store", type=Path, help="file of the conversations (default: a temporary one)")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--auth", help="user:password")
+    parser.add_argument("--auth", help="user:password", action="append", default=[])
     parser.add_argument("--reached", type=Path, help="file for the hosts that this process looks up or connects to")
     parser.add_argument("--ended", type=Path, help="file for the time at which the engine finished its last answer")
     args = parser.parse_args()
@@ -28,7 +28,7 @@ def main() -> None:
     from duochat.app.store import Store
 
     store = Store(args.store or Path(tempfile.mkdtemp()) / "conversations.db")
-    auth = tuple(args.auth.split(":", 1)) if args.auth else None
+    auth = [tuple(text.split(":", 1)) for text in args.auth]
     launch(
         config.load(max_tokens=4000),
         args.host,

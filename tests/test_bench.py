@@ -350,6 +350,7 @@ def test_the_page_needs_nothing_else_and_says_all_the_tables_say(tmp_path):
     for title, table in report.tables(results).items():
         for cell in (title, *table.columns, *table.index, *table.to_numpy().flat):
             assert html.escape(cell) in written
+    assert all(meaning in written for meaning in report.FIGURES.values())
     for plot in (report_page.speedup_by_task(results), report_page.acceptance_by_position(results)):
         assert json.dumps(plot.layout.title.text)[1:-1] in written
 
@@ -518,11 +519,10 @@ def test_a_cancelled_answer_is_no_run():
         decoder.answer([5, 6, 7], Sampling(), 4, lambda: True)
 
 
-def test_plain_decoding_always_takes_part_and_names_are_checked():
-    assert bench.chosen_decoders("duotree") == ["autoregressive", "duotree"]
+def test_names_are_checked():
     assert contest.chosen("task", "all", tasks.TASKS) == list(tasks.TASKS)
     with pytest.raises(DuoChatError, match="no decoder 'magic': choose from autoregressive"):
-        bench.chosen_decoders("magic")
+        contest.chosen("decoder", "magic", bench.DECODERS)
 
 
 def test_emptying_the_caches_is_not_timed():

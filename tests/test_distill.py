@@ -344,14 +344,25 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     target_file = write_target(tmp_path / "target.gguf", "qwen2")
     work = tmp_path / "work"
-    options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work, "--students", "64x1;32x1"]
-    options += ["--batches", "8x96:0.5,4x128:0.5", "--answer-tokens", 24, "--batch-tokens", 512, "--vocabulary", 40]
+    options = ["--target", target_file, "--out", tmp_path / "draft.gguf", "--work", work]
+    options += [
+        "--students",
+        "64x1;32x1,32x2",
+        "--batches",
+        "8x96:0.5,4x128:0.5",
+        "--answer-tokens",
+        24,
+        "--batch-tokens",
+        512,
+        "--vocabulary",
+        40,
+    ]
     options += ["--minutes", 1.8]
     distill.main(_arguments(*options))
     report = json.loads((work / "report.json").read_text())
     figures = report["students"]["32x1"]
     assert figures["greedy"]["mean"]["top4"] > figures["untrained"]["mean"]["top4"]
-    assert set(report["students"]) == {"64x1", "32x1"}
+    assert set(report["students"]) == {"64x1", "32x1", "32x2"}
     runner = llama_cpp.Llama(str(tmp_path / "draft.gguf"), n_ctx=64, n_threads=1, verbose=False)
     assert runner.eval([5, 6, 7]) is None
     ranked = gguf_file.Source.open(tmp_path / "draft.gguf").header.metadata[RANKING]

@@ -44,7 +44,8 @@ def test_an_answer_streams_and_is_dressed(page: Page) -> None:
     expect(bubble.locator("ol > li")).to_have_count(3)
     expect(bubble.locator("pre .k").first).to_have_text("def")
     expect(bubble.locator(".katex").first).to_be_visible()
-    expect(page.locator(".dc-figures").last).to_contain_text("tok/s")
+    expect(page.locator(".dc-figures").last).to_have_text(re.compile(r"^\d+ tokens/s · 1\.9× plain$"))
+    expect(page.locator(".dc-figures").last).to_have_attribute("title", re.compile("α 0.* · τ .* · DuoTree"))
     assert "Voilà: naïve café 👩‍🚀." in last(page)
     raw = page.evaluate("duochat.chat_.messages.at(-1).text")
     unfold(page, "Token by token")
@@ -434,11 +435,15 @@ def test_five_tabs(browser: Browser, server: Server) -> None:
     context.close()
 
 
-def test_speculation_that_pauses_says_why(page: Page) -> None:
+def test_guessing_that_pauses_says_so_while_it_does(page: Page) -> None:
+    """In one word here and in the picture, which has the whole reason; whole also on a telephone."""
     send(page, "OFF please")
-    expect(page.locator(".dc-badge")).to_contain_text("Speculation paused: the measured gain is 0.9", timeout=WAIT)
+    expect(page.locator(".dc-badge")).to_have_text("Guessing paused: no gain here", timeout=WAIT)
+    expect(page.locator(".dp-badge")).to_have_text("Guessing paused: the measured gain is 0.9", timeout=WAIT)
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("(b => b.scrollWidth <= b.clientWidth)(document.querySelector('.dc-badge'))")
     answered(page)
-    expect(page.locator(".dc-badge")).to_be_visible()
+    expect(page.locator(".dc-badge")).to_be_hidden()
 
 
 def test_context_meter_and_figures(page: Page) -> None:

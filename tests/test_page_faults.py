@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("playwright")
 from browsing import WAIT, Server, answered, hovered, send, visit
@@ -107,7 +110,72 @@ def test_the_settings_title_stays_above_what_scrolls(page: Page) -> None:
     assert title not in ("rgba(0, 0, 0, 0)", "transparent")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_sliders_look_empty_at_0_and_are_whole(browser: Browser, server: Server, width: int) -> None:
+    """In the dark an empty track is dark, and no edge cuts the thumb; nothing scrolls over the title."""
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="dark")
+    page = context.new_page()
+    visit(page, server.url)
+    page.keyboard.press("Alt+s")
+    slider = page.locator("#settings input[type=range]").first
+    expect(slider).to_be_in_viewport(timeout=WAIT)
+    page.wait_for_timeout(400)
+    box = slider.bounding_box()
+    assert box
+    assert box["height"] >= 16
+    assert slider.evaluate("n => getComputedStyle(n.closest('.block')).overflow") == "visible"
+    middle = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2 - 1, "width": 20, "height": 2}
+    track = Image.open(io.BytesIO(page.screenshot(clip=middle))).convert("L")
+    assert track.getextrema()[1] < 128
+    top = page.evaluate("document.querySelector('#settings .sidebar-content').getBoundingClientRect().top")
+    assert top >= 48
+    context.close()
+
+
 # ---- keyboard
+
+
+def test_the_settings_hold_the_focus_and_give_it_back(page: Page) -> None:
+    within = "document.querySelector('#settings').contains(document.activeElement)"
+    page.locator(".dc-composer textarea").focus()
+    page.keyboard.press("Alt+s")
+    page.wait_for_function(within)
+    for key in ["Tab"] * 30 + ["Shift+Tab"] * 35:
+        page.keyboard.press(key)
+        assert page.evaluate(within)
+    page.keyboard.press("Escape")
+    expect(page.locator("#settings")).not_to_have_class(re.compile("open"))
+    expect(page.locator(".dc-composer textarea")).to_be_focused()
+
+
+def test_the_tabs_are_a_row_of_keys_with_a_shortcut_each(page: Page) -> None:
+    chosen = page.locator("[role=tab][aria-selected=true]")
+    page.keyboard.press("Alt+Shift+L")
+    expect(chosen).to_have_text("Learn")
+    for key, name in (("ArrowRight", "Hardware"), ("ArrowRight", "Chat"), ("End", "Hardware"), ("ArrowLeft", "Learn")):
+        page.keyboard.press(key)
+        expect(chosen).to_have_text(name)
+        expect(chosen).to_be_focused()
+    page.keyboard.press("Home")
+    for letter, name in (("H", "Hardware"), ("R", "Race"), ("C", "Chat"), ("R", "Race")):
+        page.keyboard.press(f"Alt+Shift+{letter}")
+        expect(chosen).to_have_text(name)
+    page.keyboard.press("/")
+    expect(chosen).to_have_text("Chat")
+    expect(page.locator(".dc-composer textarea")).to_be_focused()
+    page.locator(".dc-thread").focus()
+    page.keyboard.press("?")
+    for name in ("Chat", "Race", "Learn", "Hardware"):
+        expect(page.get_by_role("dialog").get_by_role("cell", name=name, exact=True)).to_be_visible()
+
+
+def test_a_stopped_answer_is_not_called_finished(page: Page) -> None:
+    send(page, "Hello LONG")
+    expect(page.locator(".dc-phase")).to_have_text("Writing", timeout=WAIT)
+    page.keyboard.press("Escape")
+    answered(page)
+    expect(page.locator("#dc-voice")).to_contain_text("Answer stopped.", timeout=WAIT)
+    expect(page.locator(".dp-hidden[aria-live=polite]")).to_contain_text("Answer stopped: ", timeout=WAIT)
 
 
 def test_the_menu_of_a_chat_opens_and_closes_by_keyboard(page: Page) -> None:
@@ -169,12 +237,15 @@ def test_a_telephone_can_close_the_picture(browser: Browser, server: Server) -> 
     page.get_by_role("button", name="Live picture (").click()
     page.get_by_role("button", name="Close the live picture").click()
     expect(page.locator("#picture")).to_be_hidden()
+    page.get_by_role("button", name="Live picture (").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("#picture")).to_be_hidden()
     context.close()
 
 
 def test_lanes_are_named_by_what_they_do_with_their_devices(page: Page) -> None:
     """The fake machine has no graphics card: nothing on the page may speak of one as if it were there."""
-    expect(page.locator(".dc-answering")).to_contain_text("no graphics card here", timeout=WAIT)
+    expect(page.locator(".dc-chip")).to_have_attribute("title", re.compile("no graphics card here"), timeout=WAIT)
     send(page, "Where do you run?")
     answered(page)
     expect(page.locator(".dp-lanes figcaption")).to_contain_text("Draft on CPU, 2 threads. Target on CPU, 2 threads.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import threading
 import time
@@ -103,6 +104,17 @@ def test_any_growing_text_ends_as_the_whole_text_does(pieces: list[str]) -> None
     first, blocks = stream.blocks(text, finished=True)
     shown[first:] = blocks
     assert shown == render(text)
+
+
+def test_footnotes_lead_to_their_notes_and_back_within_the_answer() -> None:
+    text, notes = render("One[^a], two[^b], not[^c].\n\n[^a]: First <b>\n[^b]: [Second](https://a.b)")
+    assert "not[^c]" in text
+    marks = re.findall(r'href="#" role="doc-noteref" data-at="([\d.]+)" data-to="(\d)"', text)
+    assert marks == [("1.0", "1"), ("2.0", "2")]
+    assert re.findall(r'<li data-at="(\d)">', notes) == ["1", "2"]
+    assert re.findall(r'role="doc-backlink" data-to="([\d.]+)"', notes) == ["1.0", "2.0"]
+    assert "&lt;b&gt;" in notes
+    assert " id=" not in text + notes
 
 
 def test_settled_blocks_are_not_parsed_again() -> None:
@@ -492,15 +504,18 @@ def test_a_field_out_of_range_is_named(place: int, value: object, told: str) -> 
 
 def test_a_part_serves_by_name_and_tells_faults() -> None:
     def good(action: dict[str, Any]) -> dict[str, Any]:
-        return {"got": action["x"]}
+        return {"got": action["x"], "user": action["user"]}
 
     def bad(_action: dict[str, Any]) -> None:
         raise DuoChatError("Do it otherwise.")
 
+    app = SimpleNamespace(cookie_id="c", tokens={"t": "ann"})
+    nobody, ann = (SimpleNamespace(scope={"app": app}, cookies=c) for c in ({}, {"access-token-unsecure-c": "t"}))
     serve = dispatcher([good, bad])
-    assert serve({"name": "good", "action": {"x": 1}}) == {"got": 1}
-    assert serve({"name": "bad"}) == {"refused": "Do it otherwise."}
-    assert "refused" in serve({"name": "__class__"})
+    assert serve({"name": "good", "action": {"x": 1, "user": "bob"}}, nobody) == {"got": 1, "user": ""}
+    assert serve({"name": "good", "action": {"x": 1, "user": "bob"}}, ann) == {"got": 1, "user": "ann"}
+    assert serve({"name": "bad"}, ann) == {"refused": "Do it otherwise."}
+    assert "refused" in serve({"name": "__class__"}, ann)
 
 
 @pytest.mark.parametrize(

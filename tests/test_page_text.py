@@ -41,7 +41,7 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
 
 def test_the_first_screen_says_what_it_is_and_who_answers(page: Page) -> None:
     expect(page.locator(".dc-empty h1")).to_have_text("Two models write one answer")
-    expect(page.locator(".dc-answering")).to_contain_text("tiny demonstration model", timeout=WAIT)
+    expect(page.locator(".dc-answering")).to_contain_text("Tiny demonstration model", timeout=WAIT)
     page.get_by_role("button", name="Choose a better one").click()
     expect(page.get_by_role("dialog", name="Models")).to_be_visible()
 
@@ -106,6 +106,64 @@ def test_the_tint_grows_with_the_answer_and_can_be_turned_off(page: Page) -> Non
     assert page.evaluate(SIZES)["accepted"] == 0
     page.get_by_label("tint the answer").check()
     page.wait_for_function("CSS.highlights.get('dc-accepted').size > 30")
+
+
+TINT = "getComputedStyle(document.querySelector('[data-testid=bot] p'), '::highlight(dc-accepted)').backgroundColor"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_tint_is_full_while_it_is_written_or_looked_at_and_quiet_else(
+    browser: Browser, server: Server, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    visit(page, server.url)
+    quiet = "rgba(0, 0, 0, 0)"
+    send(page, "Hello LONG")
+    page.wait_for_selector(".live .dc-body.lit", timeout=WAIT)
+    assert float(page.evaluate(TINT).split(",")[3].rstrip(")")) >= (0.2 if scheme == "dark" else 0.08)
+    page.mouse.move(5, 5)
+    page.keyboard.press("Escape")
+    answered(page)
+    page.wait_for_function(f"{TINT} === {quiet!r}")
+    page.hover(".dp-legend")
+    page.wait_for_function(f"{TINT} !== {quiet!r}")
+    page.mouse.move(5, 5)
+    page.wait_for_function(f"{TINT} === {quiet!r}")
+    page.locator("[data-testid=bot]").focus()
+    page.wait_for_function(f"{TINT} !== {quiet!r}")
+    context.close()
+
+
+def test_tokens_travel_from_lane_to_lane_to_the_text_unless_rest_is_asked_for(browser: Browser, server: Server) -> None:
+    for motion, some in (("no-preference", True), ("reduce", False)):
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion=motion)
+        page = context.new_page()
+        visit(page, server.url)
+        page.evaluate("""() => { window.seen = []; window.most = 0;
+          new MutationObserver(() => { const now = document.querySelectorAll('.dc-travel');
+            most = Math.max(most, now.length);
+            for (const n of now) if (!seen.some(([m]) => m === n)) seen.push([n, n.textContent,
+              ...n.getAnimations()[0].effect.getKeyframes().map(k => k.transform.match(/-?[\\d.]+/g).map(Number))]);
+          }).observe(document.querySelector('.dc-tips'), { childList: true }); }""")
+        send(page, "Hello LONG")
+        page.wait_for_timeout(4000)
+        page.keyboard.press("Escape")
+        answered(page)
+        ways = page.evaluate("seen.map(([, ...rest]) => rest)")
+        assert bool(ways) == some
+        if some:
+            lanes = page.locator(".dp-canvas").bounding_box()
+            bot = page.locator("[data-testid=bot]").last.bounding_box()
+            text, _, draft, target, end = ways[0]
+            assert text in page.locator("[data-testid=bot]").last.inner_text()
+            assert lanes
+            assert bot
+            assert lanes["y"] < draft[1] < target[1] < lanes["y"] + 80
+            assert bot["x"] <= end[0] <= bot["x"] + bot["width"]
+            assert page.evaluate("most") <= 3
+            page.wait_for_function("!document.querySelector('.dc-travel')")
+        context.close()
 
 
 def test_a_continued_answer_is_tinted_from_where_it_went_on(page: Page) -> None:

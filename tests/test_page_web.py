@@ -78,22 +78,32 @@ def test_a_taken_port_is_told(server: Server) -> None:
         check_address("127.0.0.1", server.port, None, "")
 
 
-def test_a_page_with_a_password_asks_for_it(browser: Browser, tmp_path: Path) -> None:
-    """Nothing but the login form without the password; the chat with it."""
-    running = Server(tmp_path / "c.db", "--auth", "ann:secret").start()
-    page = browser.new_page()
+def signed_in(browser: Browser, url: str, user: str, password: str) -> Page:
+    page = browser.new_context().new_page()
+    page.goto(url)
+    page.get_by_label("username").fill(user)
+    page.get_by_label("password").fill(password)
+    page.get_by_role("button", name="Login").click()
+    page.wait_for_selector(".dc-composer textarea", timeout=30_000)
+    return page
+
+
+def test_a_page_with_passwords_asks_for_one_and_keeps_users_apart(browser: Browser, tmp_path: Path) -> None:
+    """Nothing but the login form without a password; with it the user's own conversations, also by their address."""
+    running = Server(tmp_path / "c.db", "--auth", "ann:secret", "--auth", "bob:hidden").start()
     try:
         assert ask(running, "/config").status == 401
         assert ask(running, "/gradio_api/component_server", "POST").status == 401
-        page.goto(running.url)
-        page.get_by_label("username").fill("ann")
-        page.get_by_label("password").fill("secret")
-        page.get_by_role("button", name="Login").click()
-        page.wait_for_selector(".dc-composer textarea", timeout=30_000)
-        send(page, "Hello")
-        answered(page)
+        ann = signed_in(browser, running.url, "ann", "secret")
+        send(ann, "Hello from Ann")
+        answered(ann)
+        expect(ann.locator(".dc-list")).to_contain_text("Hello from Ann", timeout=WAIT)
+        bob = signed_in(browser, f"{running.url}/#{ann.url.split('#')[1]}", "bob", "hidden")
+        expect(bob.locator(".dc-fault")).to_contain_text("no longer there", timeout=WAIT)
+        expect(bob.locator(".dc-list")).to_contain_text("No conversations yet", timeout=WAIT)
+        for page in (ann, bob):
+            page.context.close()
     finally:
-        page.close()
         running.stop()
 
 

@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
+from html import escape
 
 import pytest
 from simulated import PROSE, Simulation, Step
@@ -20,7 +21,7 @@ playwright = pytest.importorskip("playwright.sync_api")
 
 ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<style>{}</style><body class="dp-auto dp-file"><div id="place"></div>
+<meta name="decoders" content="{}"><style>{}</style><body class="dp-auto dp-file"><div id="place"></div>
 <script>var gaps = 0;</script><script>{}</script>"""
 DRAW = "frames => { for (const f of frames) duochat.drawPicture(place, f, () => { window.gaps += 1; }); }"
 LOOKS = """kind => { const style = getComputedStyle(document.querySelector('.dp-text .dp-' + kind));
@@ -37,6 +38,7 @@ PAINTED = """() => { const canvas = document.querySelector('.dp-canvas');
 UNFOLD = "for (const part of ['ribbon', 'figures', 'tree']) localStorage[`duochat.fold.${part}`] = 'open';"
 FATES = """[...document.querySelectorAll('.dp-lanes tbody tr')]
   .map(r => [...r.cells].slice(7, 10).map(c => Number(c.textContent)))"""
+WINDOWS = "player.sides.map(({ picture: { lanes } }) => [lanes.right - lanes.span, lanes.right])"
 TEXT = "document.querySelector('.dp-text').textContent"
 
 
@@ -61,7 +63,7 @@ def open_page(chromium, tmp_path):
         page.on("pageerror", lambda fault: faults.append(str(fault)))
         page.on("request", lambda r: r.url.startswith(("file:", "blob:")) or faults.append(f"asked for {r.url}"))
         file = tmp_path / "page.html"
-        file.write_text(html or PAGE.format(*assets.picture()), "utf-8")
+        file.write_text(html or PAGE.format(escape(json.dumps(assets.NAMES)), *assets.picture()), "utf-8")
         page.goto(file.as_uri())
         return page
 
@@ -289,6 +291,94 @@ def test_a_budget_set_by_hand_is_shown_as_set(open_page):
     assert re.search(r"Set by hand: 3 a step \(γ\* is [\d.]+\)", page.inner_text(".dp-figure-drafted"))
 
 
+SPY = """() => { window.calls = [];
+  for (const name of ['fillText', 'strokeText', 'stroke']) {
+    const own = CanvasRenderingContext2D.prototype[name];
+    CanvasRenderingContext2D.prototype[name] = function (text = '', x = 0, y = 0) {
+      if (this.canvas.className === 'dp-canvas')
+        calls.push({ name, text, x, y, room: this.measureText(text).width, dashed: this.getLineDash()[0] === 6 });
+      return own.apply(this, arguments); }; } }"""
+
+
+def test_labels_of_the_lanes_stay_in_their_block_and_off_the_budget_line(open_page):
+    """Numbers come after the dashed line, on a ground of their own; what the edge cuts is named in its rest."""
+    frames, _ = frames_of()
+    page = open_page(width=500)
+    draw(page, frames)
+    page.focus(".dp-canvas")
+    page.evaluate(SPY)
+    for _ in range(8):
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_timeout(60)
+    calls = page.evaluate("calls")
+    labels = [i for i, c in enumerate(calls) if c["name"] == "fillText" and re.match(r"\+?\d+( [▲✚]|$)", c["text"])]
+    assert len(labels) > 20
+    left, right = 50, page.evaluate("document.querySelector('.dp-canvas').clientWidth")
+    for i in labels:
+        before, label = calls[i - 1], calls[i]
+        assert (before["name"], before["text"], before["x"]) == ("strokeText", label["text"], label["x"])
+        assert left <= label["x"] - label["room"] / 2 <= label["x"] + label["room"] / 2 <= right
+    strip = [i for i in labels if calls[i]["y"] > 78]
+    line = next(i for i, c in enumerate(calls) if c["name"] == "stroke" and c["dashed"])
+    assert strip[0] > line
+
+
+def test_near_ties_are_explained_where_they_are_named(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    draw(page, frames)
+    for exact, named in ((True, False), (False, True)):
+        page.evaluate("exact => duochat.drawPicture(place).use({ exact })", exact)
+        page.wait_for_timeout(250)
+        page.evaluate("document.querySelector('.dp-meaning').open = true")
+        assert ("up to near ties" in page.inner_text(".dp-sentence")) == named
+        assert ("near ties" in page.inner_text(".dp-meaning")) == named
+    page.evaluate("document.querySelector('.dp-meaning').open = false")
+    page.click(".dp-term >> text=near ties")
+    assert page.locator(".dp-meaning").get_by_text("16-bit").is_visible()
+
+
+def test_a_pause_is_named_in_the_lanes_on_the_cards_and_in_the_figures(open_page):
+    rounds = [Round(i, i, 0.1 * i, 0.1 * i + 0.1, (i,), "plain", speculation="paused", reason="0.9 of plain decoding")
+              for i in range(1, 12)]  # fmt: skip
+    steps = [Step(r, " word", (" word",)) for r in rounds] + [Step(phase="done", finish="stop")]
+    page = open_page()
+    page.evaluate(SPY)
+    draw(page, fed(steps)[0])
+    page.wait_for_timeout(300)
+    assert "guessing paused: it did not pay" in {c["text"] for c in page.evaluate("calls")}
+    page.hover(".dp-text .dp-plain")
+    told = "The target alone: guessing was paused here: it did not pay (0.9 of plain decoding)."
+    assert told in page.inner_text(".dp-tip")
+    page.click(".dp-figure-cpu > summary")
+    assert "Guessing was paused in 11 of 11 steps: it did not pay." in page.inner_text(".dp-figure-cpu")
+
+
+def test_a_draft_that_takes_turns_is_said_to(open_page):
+    frames, _ = frames_of(decoder="speculative")
+    page = open_page()
+    draw(page, frames)
+    page.click(".dp-figure-cpu > summary")
+    assert "The lanes take turns here" in page.inner_text(".dp-figure-cpu")
+
+
+def test_terms_lead_to_what_they_mean(open_page):
+    frames, _ = frames_of()
+    page = open_page()
+    page.evaluate(SPY)
+    draw(page, frames)
+    page.wait_for_timeout(250)
+    page.evaluate("document.querySelector('.dp-fold:has(.dp-figures)').open = false")
+    page.click(".dp-sentence .dp-term >> text=tokens per step")
+    assert page.get_by_text("Plain decoding has exactly 1.").is_visible()
+    name = [c for c in page.evaluate("calls") if "computed budget" in c["text"]][-1]
+    page.click(".dp-canvas", position={"x": name["x"] - 20, "y": name["y"]})
+    assert page.get_by_text("γ* = T_target / T_draft").is_visible()
+    page.click(".dp-figure-drafted > summary")
+    page.click(".dp-key .dp-term")
+    assert page.get_by_text("γ* = T_target / T_draft").is_visible()
+
+
 def test_tested_means_accepted_and_rejected_everywhere(open_page):
     """The figure's sum is the table's: accepted + rejected were tested, what else left the tree is untested."""
     frames, _ = frames_of()
@@ -435,6 +525,80 @@ def test_slow_motion_runs_at_its_part_of_real_time(open_page):
     page.click("button:has-text('replay')")
     (clock, now), (clock_later, later) = (page.evaluate(CLOCK), page.wait_for_timeout(1000) or page.evaluate(CLOCK))
     assert (clock_later - clock) / (later - now) == pytest.approx(0.25, abs=0.05)
+
+
+@pytest.fixture
+def race_page(open_page):
+    """race_page(record) -> a page that shows this race, at rest; `player` is its player."""
+
+    def opened(record):
+        page = open_page(width=1280)
+        page.evaluate("record => { window.player = duochat.playRace(place, record, false); }", record)
+        page.wait_for_timeout(150)
+        return page
+
+    return opened
+
+
+def test_at_rest_both_lanes_show_their_whole_run_on_one_axis(race_page):
+    """Only the last quarter of a second was left in view: nothing at all of the faster side."""
+    record = race_record()
+    page, longest = race_page(record), max(run["total"] for run in record["runs"])
+    assert page.evaluate(WINDOWS) == [pytest.approx([0, longest])] * 2
+    assert page.evaluate("player.sides.map(side => side.picture.lanes.whole)") == [[0, longest]] * 2
+    page.evaluate("player.play()")
+    page.wait_for_timeout(300)
+    (start, end), other = page.evaluate(WINDOWS)
+    assert end - start < longest / 2
+    assert other == pytest.approx([start, end], abs=0.02)
+
+
+def test_the_bars_are_times_on_one_axis(race_page):
+    """Both ended full: one could not see which run was over first."""
+    record = race_record()
+    page, totals = race_page(record), [run["total"] for run in record["runs"]]
+    shares = "[...document.querySelectorAll('.dpr-bar')].map(b => b.offsetWidth / b.parentNode.offsetWidth)"
+    bars = page.evaluate(shares)
+    assert bars == [pytest.approx(total / max(totals), abs=0.01) for total in totals]
+    colours = "[...document.querySelectorAll('.dpr-bar')].map(b => getComputedStyle(b).backgroundColor)"
+    assert len(set(page.evaluate(colours))) == 2
+
+
+def test_no_card_opens_under_a_pointer_that_rests(race_page):
+    """The page scrolls to the replay, and a token's card lay over the lanes."""
+    page = race_page(race_record())
+    page.evaluate("Object.assign(place.style, { paddingTop: '2000px', paddingBottom: '2000px' })")
+    token = page.locator(".dp-ribbon .dp-accepted", has_text=re.compile("[a-z]{3}")).last
+    left, top = token.evaluate("token => { const [{ left, top }] = token.getClientRects(); return [left, top]; }")
+    page.mouse.move(left + 4, 104)
+    page.evaluate("by => scrollBy(0, by)", top - 100)
+    page.wait_for_timeout(400)
+    assert page.locator(".dp-tip:visible").count() == 0
+    page.mouse.move(left + 5, 104)
+    page.wait_for_selector(".dp-tip:visible")
+
+
+@pytest.mark.parametrize(("seconds", "speed"), [(0.3, "0.1×"), (1.2, "0.25×"), (6, "in real time")])
+def test_a_short_race_is_replayed_slowed_and_says_so(race_page, seconds, speed):
+    """A race of a second was over before one had looked."""
+    record = race_record()
+    for run in record["runs"]:
+        run["total"] *= seconds / record["runs"][1]["total"]
+    assert speed in race_page(record).inner_text(".dpr-time")
+
+
+def test_a_race_beside_other_work_and_a_late_first_token_are_told(race_page):
+    page = race_page({**race_record(), "busy": 0.98})
+    assert "98 % busy with other work" in page.inner_text(".dpr-busy")
+    assert "first tokens came after" not in page.inner_text(".dpr-verdict")
+    record = race_record()
+    record["runs"][0]["ttft"] = record["runs"][1]["ttft"] + 0.3 * record["runs"][1]["total"]
+    page = race_page({**record, "busy": 0.1})
+    assert page.locator(".dpr-busy").count() == 0
+    rates = [f"{run['frame']['gauges']['rate']:.1f}" for run in record["runs"]]
+    told = page.inner_text(".dpr-verdict small")
+    assert "first tokens came after" in told
+    assert f"DuoTree {rates[0]}, Plain {rates[1]}" in told
 
 
 # -- learn -----------------------------------------------------------------------------------------------------------

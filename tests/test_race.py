@@ -37,6 +37,21 @@ def finished(jobs, ticket):
     return jobs.look(ticket)
 
 
+@pytest.fixture(autouse=True)
+def load(monkeypatch):
+    """What other work takes of the processor, as each look at it finds it."""
+    looks = []
+    monkeypatch.setattr(race, "others", lambda: looks.pop(0) if looks else 0.0)
+    return looks
+
+
+def test_a_record_says_how_busy_the_machine_was_beside_the_race(load):
+    """It stood there as run "on the idle machine" whatever else was going on."""
+    load[:] = 0.1, 0.9, 0.2
+    made = race.run(SimulatedEngine(PROSE[:60]), "x", ("duotree", "autoregressive"), Options(max_tokens=8), Job())
+    assert made["busy"] == 0.9
+
+
 def test_the_runs_follow_one_another_each_after_a_warm_up_on_another_prompt():
     """Both on one GPU at once would distort each other; a cached prompt would favour the second run."""
     engine = Watched(PROSE[:200])

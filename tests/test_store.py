@@ -186,6 +186,24 @@ class TestList:
         assert copy.folder == "Work place"
         assert store.move(c.id, "").folder == ""
 
+    def test_users_see_their_own_and_what_began_without_a_password(self, store):
+        open_to_all, of_ann = store.create(title="all"), store.create(title="ann", user="ann")
+        said = store.add(of_ann.id, None, "user", "secret")
+        (copy,) = store.import_(store.export(of_ann.id), "bob")
+        seen = {user: {c.id for c in store.conversations(user=user)} for user in ("", "ann", "bob")}
+        assert seen == {
+            "": {open_to_all.id, of_ann.id, copy.id},
+            "ann": {open_to_all.id, of_ann.id},
+            "bob": {open_to_all.id, copy.id},
+        }
+        assert "ann" not in store.export(user="bob").replace(of_ann.title, "", 1)
+        for user in ("", "ann"):
+            store.allow(user, of_ann.id, said.id)
+        store.allow("bob", open_to_all.id)
+        for asked in ((of_ann.id, None), (open_to_all.id, said.id), ("", said.id)):
+            with pytest.raises(DuoChatError, match="no longer there"):
+                store.allow("bob", *asked)
+
     def test_delete_can_be_undone(self, store):
         c, said = talk(store, "Hi", "one")
         store.delete(c.id)

@@ -58,6 +58,11 @@ def test_a_target_that_is_too_large_is_refused():
         widen(small(), Shape(16, 64, 3, 8, 8, 8), torch.device("cpu"), torch.float32)
 
 
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(DuoChatError, match="cannot be loaded as a causal language model"):
+        write(tmp_path, "llama-2-7b", tmp_path / "wide")
+
+
 def test_a_widened_folder_loads_as_any_other_and_says_what_it_stands_for(tmp_path, monkeypatch):
     monkeypatch.setitem(LIKE, "llama-2-7b", Shape(32, 64, 3, 8, 8, 8))
     small().save_pretrained(tmp_path / "small")

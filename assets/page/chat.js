@@ -1,7 +1,7 @@
 /* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that page.py sends. */
 (() => {
   "use strict";
-  const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill } =
+  const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill, ended } =
     window.duochat;
   const SILENCE = 6000; // ms without a word during an answer before the page asks what is wrong
   const LATE = 8000; // ms without a word after something was asked
@@ -54,7 +54,7 @@
         retry: () => this.last("assistant") && this.retry(this.last("assistant")),
         edit: () => this.last("user") && this.edit(this.last("user")),
         copy: () => this.last("assistant") && copy(this.last("assistant").text, this.composer.voice),
-        focus: () => this.composer.focus(),
+        focus: () => (this.come(), setTimeout(() => this.composer.focus())),
         escape: () => this.escape(),
       });
     }
@@ -73,10 +73,11 @@
     }
 
     escape() {
-      const editor = document.querySelector(".dc-editor");
-      if (editor) return editor.cancel();
       if (window.duochat.isOpen("settings")) return window.duochat.toggle("settings");
       if (innerWidth < 768 && window.duochat.isOpen("side-bar")) return window.duochat.toggle("side-bar");
+      if (document.querySelector(".dc-bar")?.getClientRects().length) return actions.togglePicture();
+      const editor = document.querySelector(".dc-editor");
+      if (editor) return editor.cancel();
       if (this.busy) this.stop();
     }
 
@@ -188,9 +189,14 @@
       }
     }
 
+    /** Bring the chat into view. */
+    come() {
+      if (!this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
+    }
+
     /** shown: bring the chat into view, and say in the address which one it is. */
     open(conversation, shown = true) {
-      if (shown && !this.thread.getClientRects().length) document.getElementById("chat-tab-button")?.click();
+      if (shown) this.come();
       if (conversation && conversation === this.conversation) return;
       this.conversation = conversation;
       this.live?.close();
@@ -308,7 +314,7 @@
       if (status.phase === "idle") this.remind();
       if (["cancelled", "error"].includes(status.finish)) this.unqueue();
       if (was && !this.busy) {
-        say(`Answer finished. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
+        say(`Answer ${ended(status.finish)}. ${this.last("assistant")?.text.slice(0, 600) || ""}`);
         window.duochat.side_?.changed();
       }
     }

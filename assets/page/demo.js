@@ -4,9 +4,9 @@
   const { make, press, reduced } = window.duochat;
 
   const BEFORE = "The tide rolls";
-  const GUESSES = [" in", " and", " the", " boat"]; // the target keeps three and has its own fourth
-  const OWN = " gulls";
-  const NEXT = [" call", " out", " over"];
+  const GUESSES = ["in", "and", "the", "boat"]; // the target keeps three and has its own fourth
+  const OWN = "gulls";
+  const NEXT = ["call", "out", "over"];
   const SCENES = [
     ["guess", "A small model guesses the next words, one quick step each.", 2600],
     ["check", "A large model checks all guesses in one slow step. Meanwhile the small one guesses on.", 3200],

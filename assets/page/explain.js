@@ -1,7 +1,7 @@
 /* What is said of tokens, rounds and drafts: every sentence of the picture, and nothing that draws. */
 (() => {
   "use strict";
-  const { fixed, percent, seconds, plural, quoted, isNumber } = window.duochat;
+  const { fixed, percent, seconds, plural, quoted, isNumber, capital } = window.duochat;
 
   const KINDS = {
     accepted: "Accepted",
@@ -20,20 +20,22 @@
   const WARM = 16; // steps before a speedup is told
   const EVEN = 0.03; // a speedup so near to 1 is none
 
-  /** The answer in one sentence, as clauses [number, words]; [] before the first token. */
+  /** The answer in one sentence, as clauses [number, term, words, key]; [] before the first token. key: of the figure,
+   * or "ties", that says what the term means. */
   function summary({ gauges: g, state }, exact) {
     if (!g.tokens) return [];
     if (state.decoder === "autoregressive")
-      return [[fixed(g.rate), "tokens a second by the large model alone, one per step"]];
-    const text = exact === undefined ? [] : [["", exact ? "the same text" : "the same text up to near ties"]];
-    return [[fixed(g.tau), "tokens per step of the large model"], ...gain(g), ...text];
+      return [[fixed(g.rate), "tokens a second", " by the large model alone, one per step", "speed"]];
+    const text = { true: ["", "", "the same text"], false: ["", "the same text up to near ties", "", "ties"] }[exact];
+    return [[fixed(g.tau), "tokens per step", " of the large model", "tau"], ...gain(g), ...(text ? [text] : [])];
   }
 
   function gain(g) {
     if (!isNumber(g.speedup)) return [];
-    if (Math.abs(g.speedup - 1) < EVEN) return [["", "as fast as without the draft"]];
-    if (g.speedup > 1) return [[`${fixed(g.speedup)} times`, "as fast as without the draft"]];
-    return [[`${fixed(g.speedup, 2)} times`, `the speed without the draft (slower: ${cause(g)})`]];
+    const even = Math.abs(g.speedup - 1) < EVEN;
+    if (even || g.speedup > 1)
+      return [[even ? "" : `${fixed(g.speedup)} times`, "as fast", " as without the draft", "speedup"]];
+    return [[`${fixed(g.speedup, 2)} times`, "the speed", ` without the draft (slower: ${cause(g)})`, "speedup"]];
   }
 
   function cause(g) {
@@ -50,6 +52,28 @@
       "by the times of this answer’s own steps without what guessing delays them by."
     );
   }
+
+  /** Why the draft is not at work all the time, from what the rounds tell. */
+  function rest({ rounds, state }) {
+    const paused = rounds.filter((round) => round.speculation === "paused").length;
+    let [busy, beside] = [0, 0];
+    for (const { at, batches } of rounds)
+      for (const [a, b] of batches) {
+        busy += b - a;
+        beside += Math.max(0, Math.min(b, at[1]) - Math.max(a, at[0]));
+      }
+    const turns = state.decoder === "speculative" || (busy && beside < 0.1 * busy);
+    return (
+      (paused ? ` Guessing was paused in ${paused} of ${plural(rounds.length, "step")}: it did not pay.` : "") +
+      (turns ? " The lanes take turns here: the draft rests while the target checks." : "")
+    );
+  }
+
+  /** Why a step had no guesses, as a sentence's part; "" where guessing was on. */
+  const why = (round) =>
+    round.speculation === "paused"
+      ? `guessing was paused here: it did not pay${round.reason ? ` (${round.reason})` : ""}`
+      : reason(round);
 
   /** Why nothing is drafted, in words; "" when speculation is on. */
   const reason = ({ speculation = "on", reason = "" }) =>
@@ -69,14 +93,16 @@
     if (error) return ["error", `Stopped: ${error}`];
     if (!rounds.length) return ["idle", BEFORE[phase] || "Waiting for a message"];
     if (speculation === "warming") return ["warming", `Guessing starts soon: ${reason(state)}`];
-    if (speculation === "paused") return ["off", `Guessing is paused: ${reason(state)}`];
+    if (speculation === "paused") return ["off", `Guessing paused: ${reason(state)}`];
     if (speculation === "off") return ["off", `The large model alone: ${reason(state)}`];
     const turns = decoder === "speculative";
     if (finish) return ["on", turns ? "Guessed, then checked, in turns" : "Guessed and checked at the same time"];
     return ["on", turns ? "Guessing, then checking, in turns" : "Guessing and checking at the same time"];
   }
 
-  const ENDS = { stop: "", length: "ended at its longest length", cancelled: "stopped", error: "" };
+  /** How an answer ended, in words. */
+  const ended = (finish) =>
+    ({ length: "ended at its longest length", cancelled: "stopped", error: "ended by a fault" })[finish] || "finished";
 
   /* ---- tokens ---- */
 
@@ -115,7 +141,7 @@
         ? `The target put ${quoted(token.text)} where the draft had ${quoted(draft.text)}.`
         : "The target chose a token that the draft had not guessed.";
     if (token.kind === "bonus") return "Every guess before it was right; the target’s step gives one token more.";
-    return `The target alone: ${reason(round) || "nothing was guessed yet"}.`;
+    return `The target alone: ${why(round) || "nothing was guessed yet"}.`;
   }
 
   /* ---- rounds and the tree ---- */
@@ -132,7 +158,16 @@
     if (round.budget) facts.push(["budget γ*", fixed(round.budget)]);
     if (round.waited) facts.push(["waited for a draft", seconds(round.waited)]);
     if (round.hit !== undefined && round.hit !== null) facts.push(["outcome was prefetched", round.hit ? "yes" : "no"]);
-    return [`Round ${round.index + 1}`, reason(round), facts];
+    return [`Round ${round.index + 1}`, capital(why(round)), facts];
+  }
+
+  /** What a verification brought, as wide as there is room for. */
+  function verdict(round, room) {
+    const sign = { correction: " ▲", bonus: " ✚" }[round.tokens[round.tokens.length - 1]?.[1]] || "";
+    const brief = `+${round.tokens.length}`;
+    if (room > 150 && round.pending.length)
+      return `${round.pending.length} verified, +${round.tokens.length} token${round.tokens.length === 1 ? "" : "s"}${sign}`;
+    return room > 44 ? brief + sign : brief;
   }
 
   function describeNode(n) {
@@ -169,7 +204,7 @@
     const [text, kind] = round.tokens[round.tokens.length - 1] || [];
     if (text === undefined) return "The answer was stopped: this round wrote nothing.";
     if (!round.pending.length && !round.accepted.length)
-      return `Nothing was verified: ${reason(round) || "no guess was ready"}. The target gave ${quoted(text)}.`;
+      return `Nothing was verified: ${why(round) || "no guess was ready"}. The target gave ${quoted(text)}.`;
     const kept = round.tree.filter(
       (id) => answer.drafts.get(id).fate === "waiting" || answer.drafts.get(id).fated > index,
     );
@@ -184,15 +219,16 @@
 
   Object.assign(window.duochat, {
     KINDS,
-    ENDS,
+    ended,
     origin,
-    reason,
+    rest,
     summary,
     badge,
     describeToken,
     describeRound,
     describeNode,
     treeWords,
+    verdict,
     speedupNote,
   });
 })();

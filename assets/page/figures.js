@@ -1,7 +1,7 @@
 /* The figures of an answer on demand: a row each, with its number, a bar, and what it means. */
 (() => {
   "use strict";
-  const { make, fixed, percent, seconds, plural, isNumber, speedupNote } = window.duochat;
+  const { make, fixed, percent, seconds, plural, isNumber, speedupNote, rest } = window.duochat;
 
   const ROWS = [
     [
@@ -112,6 +112,7 @@
         percent(busy),
         busy,
         `${finish ? "Over the whole answer" : "Over the last two seconds"}; idle ${percent(idle)} since the first token.` +
+          (lane === "cpu" ? rest(this.picture.answer) : "") +
           (finish ? "" : loaded(device, load, lane === "gpu" && this.picture.machine.shares)),
       );
     }

@@ -8,6 +8,7 @@
   const seconds = (x) =>
     !isNumber(x) ? "–" : x < 0.1 ? `${fixed(1000 * x, x < 0.01 ? 1 : 0)} ms` : `${fixed(x, 2)} s`;
   const plural = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
+  const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
   /** Text made visible in a label: spaces and line ends have signs of their own. */
   const shown = (text) =>
     text === ""
@@ -22,5 +23,5 @@
   const NAMES = JSON.parse(document.querySelector("meta[name=decoders]")?.content || "{}");
   const decoderName = (decoder) => NAMES[decoder] || decoder || "";
 
-  Object.assign(window.duochat, { isNumber, fixed, percent, seconds, plural, shown, quoted, decoderName });
+  Object.assign(window.duochat, { isNumber, fixed, percent, seconds, plural, capital, shown, quoted, decoderName });
 })();

@@ -1,7 +1,7 @@
 /* The head of the page: the pair of models and its state, picture and settings buttons. */
 (() => {
   "use strict";
-  const { make, button, press, toast, remember, recall, actions, ModelSheet } = window.duochat;
+  const { make, button, press, toast, remember, recall, actions, capital, ModelSheet } = window.duochat;
 
   const SHARED =
     "There is no graphics card here: both models share the processor, which shows how it works rather than how fast it can be.";
@@ -13,7 +13,9 @@
         "button.dc-chip",
         { type: "button", title: "Models", onclick: () => this.pick() },
         make("i"),
-        make("span", {}, "Models"),
+        (this.name = make("span", {}, "Models")),
+        (this.brief = make("span.dc-brief", {}, "Models")),
+        make("b", { "aria-hidden": "true" }, "▾"),
       );
       this.element = make(
         "div.dc-head",
@@ -57,12 +59,13 @@
       const [doing, done, all] = state.choosing || state.loading || [];
       const percent = all ? ` ${Math.floor((100 * done) / all)} %` : "";
       this.chip.dataset.is = state.choosing ? "loading" : state.state;
-      this.chip.lastChild.textContent =
+      this.name.textContent =
         state.choosing || state.state === "loading"
           ? `${capital(doing || "loading")}${percent}`
           : state.state === "dead"
             ? "Not loaded"
             : state.target;
+      this.brief.textContent = this.name.textContent.split(/[-. ]/)[0];
       this.chip.classList.toggle("warn", Boolean(state.hardware.draft_fault));
       this.chip.title = [
         `Target ${state.target}, draft ${state.draft}`,
@@ -82,15 +85,14 @@
     /** Who answers, for what it is; a demonstration model with the way to a better one. */
     introduce(place) {
       if (!place || !this.state) return;
-      const { target, draft, demonstration, hardware } = this.state;
+      const { target, draft, demonstration } = this.state;
       const words = demonstration
         ? [
-            make("b", {}, target),
-            " answers now, a tiny demonstration model: it writes fluently and often errs. ",
-            press("Choose a better one", () => this.pick(), ".dc-link"),
+            "Tiny demonstration model, often wrong. ",
+            press("Choose a better one.", () => this.pick(), ".dc-link"),
           ]
-        : [make("b", {}, target), ` answers now, with ${draft} guessing ahead.`];
-      place.replaceChildren(...words, hardware.shares_cores ? make("span", {}, ` ${SHARED}`) : "");
+        : [make("b", {}, target), ` answers, ${draft} guesses ahead.`];
+      place.replaceChildren(...words);
     }
 
     pick() {
@@ -117,8 +119,6 @@
     if (recall("pinned") && !box.checked) box.click();
     box.addEventListener("change", () => remember("pinned", box.checked ? "yes" : ""));
   };
-
-  const capital = (words) => words[0].toUpperCase() + words.slice(1);
 
   window.duochat.head = (server) => (window.duochat.head_ = new Head(server));
   dressSettings();

@@ -1,7 +1,7 @@
 /* The lanes: draft batches and verifications on one clock, drawn on a canvas, with an overview and a table. */
 (() => {
   "use strict";
-  const { make, fixed, reduced, roundsTable, drawOverview, describeRound, tipContent } = window.duochat;
+  const { make, fixed, reduced, lanesKey, roundsTable, drawOverview, describeRound, verdict, tipContent } = window.duochat;
 
   const ROWS = { cpu: 4, gpu: 40, strip: 78, axis: 146, height: 164, lane: 30, stripHeight: 64, title: 14, gutter: 50 };
 
@@ -41,7 +41,7 @@
         "figure.dp-lanes",
         {},
         make("figcaption", {}, make("b", {}, "Two lanes, one clock"), (this.devices = make("small")), this.live),
-        lanesKey(),
+        lanesKey(() => this.picture.figures && this.picture.explain("drafted")),
         this.canvas,
         this.overview,
         this.table,
@@ -60,6 +60,7 @@
     follow() {
       this.following = true;
       this.zoomed = this.clock !== undefined;
+      if (this.given) [this.span, this.right] = [this.given, this.clock];
       this.live.hidden = true;
       this.picture.wake?.();
     }
@@ -108,12 +109,8 @@
       if (answer.rounds.length) this.drawRounds(pen, answer);
       if (!(now - (this.overviewAt || 0) < 250)) {
         this.overviewAt = now;
-        drawOverview(this.pen(this.overview), this.picture, {
-          width,
-          left: ROWS.gutter,
-          from: this.view.start,
-          to: this.right,
-        });
+        const shown = { width, left: ROWS.gutter, from: this.view.start, to: this.right, whole: this.whole };
+        drawOverview(this.pen(this.overview), this.picture, shown);
         this.drawTable();
       }
       return !settled;
@@ -202,12 +199,18 @@
       pen.rect(ROWS.gutter, 0, this.view.width - ROWS.gutter, ROWS.height);
       pen.clip();
       const top = this.top(answer, from, to);
-      for (let i = from; i < to; i++) this.drawRound(pen, answer.rounds[i], top);
+      const rounds = answer.rounds.slice(from, to);
+      for (const round of rounds) this.drawRound(pen, round);
+      this.drawPauses(pen, rounds);
+      for (const round of rounds) this.drawColumn(pen, round, top);
       this.drawBudget(pen, answer, from, to, top);
+      for (const { at, drafted } of rounds)
+        if (drafted.length)
+          this.label(pen, `${drafted.length}`, ...at.map((t) => this.x(t)), this.level(drafted.length, top) - 6);
       pen.restore();
     }
 
-    drawRound(pen, round, top) {
+    drawRound(pen, round) {
       const { ink } = this.picture;
       for (const [a, b, size] of round.batches)
         this.bar(pen, this.x(a), this.x(b), ROWS.cpu, ink.hatch, ink.cpu, `${size}`, ink.text);
@@ -233,23 +236,31 @@
         pen.stroke();
         pen.setLineDash([]);
       }
-      this.drawCount(pen, round, a, b, top);
+    }
+
+    /** Where nothing was guessed because it did not pay, the draft's lane says so. */
+    drawPauses(pen, rounds) {
+      let from = null;
+      for (const [i, { at, speculation }] of rounds.entries()) {
+        if (speculation !== "paused") from = null;
+        else from ??= at[0];
+        if (from === null || rounds[i + 1]?.speculation === "paused") continue;
+        const place = [this.x(from), this.x(at[1]), ROWS.cpu + ROWS.lane / 2, this.picture.ink.soft, this.picture.ink.track];
+        this.label(pen, "guessing paused: it did not pay", ...place) || this.label(pen, "paused", ...place);
+      }
     }
 
     /** The strip's column: how many tokens were drafted since the round before. */
-    drawCount(pen, round, a, b, top) {
-      const { ink } = this.picture;
-      const count = round.drafted.length;
-      if (!count) return;
-      const height = (count / top) * (ROWS.stripHeight - ROWS.title - 12);
-      const y = ROWS.strip + ROWS.stripHeight - height;
-      pen.fillStyle = ink.cpuSoft;
-      pen.fillRect(a + 0.5, y, Math.max(1, b - a - 1), height);
-      if (b - a > 14) {
-        pen.fillStyle = ink.text;
-        pen.textAlign = "center";
-        pen.fillText(`${count}`, (a + b) / 2, y - 6);
-      }
+    drawColumn(pen, round, top) {
+      const [a, b] = round.at.map((t) => this.x(t));
+      const y = this.level(round.drafted.length, top);
+      pen.fillStyle = this.picture.ink.cpuSoft;
+      pen.fillRect(a + 0.5, y, Math.max(1, b - a - 1), ROWS.strip + ROWS.stripHeight - y);
+    }
+
+    /** Where so many guesses are in the strip. */
+    level(count, top) {
+      return ROWS.strip + ROWS.stripHeight - (count / top) * (ROWS.stripHeight - ROWS.title - 12);
     }
 
     top(answer, from, to) {
@@ -263,8 +274,7 @@
     drawBudget(pen, answer, from, to, top) {
       const { ink } = this.picture;
       const own = answer.state.own_budget;
-      const y = (budget) =>
-        Math.round(ROWS.strip + ROWS.stripHeight - (budget / top) * (ROWS.stripHeight - ROWS.title - 12)) + 0.5;
+      const y = (budget) => Math.round(this.level(budget, top)) + 0.5;
       let last = 0;
       pen.strokeStyle = ink.budget;
       pen.lineWidth = 2;
@@ -282,15 +292,18 @@
       pen.setLineDash([]);
       pen.lineWidth = 1;
       if (!last) return;
+      const words = own ? `budget set by hand: γ = ${own}` : `computed budget γ* = ${fixed(last)}`;
       pen.font = `600 11px ${ink.font}`;
       pen.fillStyle = ink.budget;
       pen.textAlign = "right";
-      pen.fillText(
-        own ? `╌ budget set by hand: γ = ${own}` : `╌ computed budget γ* = ${fixed(last)}`,
-        this.view.width - 4,
-        ROWS.strip + 6,
-      );
+      pen.fillText(`╌ ${words}`, this.view.width - 4, ROWS.strip + 6);
       pen.font = `11px ${ink.font}`;
+      this.named = this.view.width - 4 - this.room(pen, words);
+    }
+
+    /** Is this the name of the budget? It leads to what the budget means. */
+    onName({ offsetX, offsetY }) {
+      return this.named && this.picture.figures && offsetX > this.named && Math.abs(offsetY - ROWS.strip - 6) < 9;
     }
 
     bar(pen, a, b, y, fill, edge, label, labelColour) {
@@ -300,16 +313,24 @@
       pen.fillRect(a, y, width, ROWS.lane);
       pen.strokeStyle = edge;
       if (width > 3) pen.strokeRect(a + 0.5, y + 0.5, width - 1, ROWS.lane - 1);
-      const room = label ? this.room(pen, label) : 0;
-      if (!label || width < room + 4) return;
-      const middle = Math.min(Math.max((a + b) / 2, ROWS.gutter + 10), this.view.width - 10);
+      if (label) this.label(pen, label, a, b, y + ROWS.lane / 2 + 0.5, labelColour, fill);
+    }
+
+    /** A label in the middle of what is in view of a block; none (false) where there is no room. The block's own colour around
+     * the letters (fill), or the background's, keeps lines and hatches out of them. */
+    label(pen, text, a, b, y, colour = this.picture.ink.text, fill = "") {
+      const { ink } = this.picture;
+      const [left, right] = [Math.max(a, ROWS.gutter), Math.min(b, this.view.width)];
+      if (right - left < this.room(pen, text) + 6) return false;
       pen.textAlign = "center";
-      if (fill === this.picture.ink.hatch) {
-        pen.fillStyle = this.picture.ink.paper;
-        pen.fillRect(middle - room / 2 - 2, y + ROWS.lane / 2 - 8, room + 4, 16);
-      }
-      pen.fillStyle = labelColour;
-      pen.fillText(label, middle, y + ROWS.lane / 2 + 0.5);
+      pen.lineJoin = "round";
+      pen.lineWidth = 4;
+      pen.strokeStyle = fill && fill !== ink.hatch ? fill : ink.paper;
+      pen.strokeText(text, (left + right) / 2, y);
+      pen.lineWidth = 1;
+      pen.fillStyle = colour;
+      pen.fillText(text, (left + right) / 2, y);
+      return true;
     }
 
     /** Width of a label in pixels; the same few are asked for all the time. */
@@ -318,11 +339,17 @@
       return this.rooms.get(label);
     }
 
+    /** [start, end] of what can be looked at, in seconds: the answer, or all runs of one clock (see `share`). */
+    get whole() {
+      const { start, end } = this.picture.answer;
+      return this.longest ? [0, this.longest] : [start, end];
+    }
+
     jump(event) {
-      const { answer } = this.picture;
+      const [start, end] = this.whole;
       const share = (event.offsetX - ROWS.gutter) / (this.overview.clientWidth - ROWS.gutter);
       this.unfollow();
-      this.right = answer.start + Math.min(Math.max(share, 0), 1) * (answer.end - answer.start) + this.span / 2;
+      this.right = start + Math.min(Math.max(share, 0), 1) * (end - start) + this.span / 2;
       this.refresh();
     }
 
@@ -332,16 +359,23 @@
       this.picture.wake();
       for (const peer of this.peers || []) {
         const { right, span, zoomed, following } = this;
-        Object.assign(peer, { right, span, zoomed, overviewAt: 0 });
         if (following) peer.follow();
         else peer.unfollow();
+        Object.assign(peer, { right, span, zoomed, overviewAt: 0 });
         peer.picture.wake();
       }
     }
 
-    /** Show the same window as other lanes: `span` seconds up to `clock`, until a hand moves it. */
-    share(peers, span) {
-      Object.assign(this, { peers, span, right: span, zoomed: true, clock: 0 });
+    /** Show the same window as other lanes, on one axis of so many seconds. */
+    share(peers, longest) {
+      Object.assign(this, { peers, longest, right: 0, zoomed: true, clock: 0 });
+    }
+
+    /** The window of a shared clock: `span` seconds up to `clock`, until a hand moves it. */
+    see(clock, span) {
+      const other = this.given !== span;
+      Object.assign(this, { clock, given: span });
+      if (other && this.following) this.follow();
     }
 
     wheel(event) {
@@ -352,8 +386,8 @@
     }
 
     zoom(factor, around = this.right) {
-      const { answer } = this.picture;
-      const span = Math.min(Math.max(this.span * factor, 0.002), Math.max(answer.end - answer.start, 0.01) * 1.05);
+      const [start, end] = this.whole;
+      const span = Math.min(Math.max(this.span * factor, 0.002), Math.max(end - start, 0.01) * 1.05);
       const share = (this.right - around) / this.span;
       this.zoomed = true;
       this.span = span;
@@ -362,10 +396,10 @@
     }
 
     pan(by) {
-      const { answer } = this.picture;
+      const [start, end] = this.whole;
       this.unfollow();
       this.zoomed = true;
-      this.right = Math.min(Math.max(this.right + by, answer.start + this.span * 0.2), answer.end + this.span * 0.2);
+      this.right = Math.min(Math.max(this.right + by, start + this.span * 0.2), end + this.span * 0.2);
       this.refresh();
     }
 
@@ -379,7 +413,7 @@
         End: () => this.follow(),
         Home: () => {
           this.unfollow();
-          this.right = this.picture.answer.start + this.span;
+          this.right = this.whole[0] + this.span;
           this.refresh();
         },
         Escape: () => this.picture.tip.hide(),
@@ -402,10 +436,23 @@
         removeEventListener("pointermove", move);
         removeEventListener("pointerup", up);
         const round = this.roundUnder(event.offsetX);
-        if (!from.moved && round) this.picture.select(round.index);
+        if (from.moved) return;
+        if (this.onName(event)) return this.picture.explain("drafted");
+        if (round) this.picture.select(round.index);
       };
       addEventListener("pointermove", move);
       addEventListener("pointerup", up);
+    }
+
+    /** Where a token that was guessed stands in the two lanes: [x, y] of each. */
+    way(token) {
+      const { rounds, drafts } = this.picture.answer;
+      const middle = ([a, b]) => Math.min(Math.max(this.x((a + b) / 2), ROWS.gutter), this.view.width - 30);
+      const { at, batches } = rounds[drafts.get(token.draft).born];
+      return [
+        [middle(batches.at(-1) || at), ROWS.cpu + 5],
+        [middle(rounds[token.round].at), ROWS.gpu + 5],
+      ];
     }
 
     roundUnder(x) {
@@ -414,7 +461,8 @@
     }
 
     hover(event) {
-      const round = event.buttons ? undefined : this.roundUnder(event.offsetX);
+      const round = event.buttons || this.onName(event) ? undefined : this.roundUnder(event.offsetX);
+      this.canvas.style.cursor = this.onName(event) ? "pointer" : "";
       if (!round) return this.leave();
       const box = { left: event.clientX + 12, top: event.clientY, bottom: event.clientY };
       this.picture.glance(round.index);
@@ -445,32 +493,10 @@
     }
   }
 
-  /** What a verification brought, as wide as there is room for. */
-  function verdict(round, room) {
-    const sign = { correction: " ▲", bonus: " ✚" }[round.tokens[round.tokens.length - 1]?.[1]] || "";
-    const brief = `+${round.tokens.length}`;
-    if (room > 150 && round.pending.length)
-      return `${round.pending.length} verified, +${round.tokens.length} token${round.tokens.length === 1 ? "" : "s"}${sign}`;
-    return room > 44 ? brief + sign : brief;
-  }
-
-  function lanesKey() {
-    const item = (kind, text) =>
-      make("span", {}, make(`i.dp-swatch.dp-swatch-${kind}`, { "aria-hidden": "true" }), text);
-    return make(
-      "span.dp-key",
-      {},
-      item("cpu", "a batch of guesses (how many)"),
-      item("gpu", "a step of the target (+ tokens written)"),
-      item("idle", "idle"),
-      item("budget", "budget γ"),
-    );
-  }
-
   function niceStep(rough) {
     const power = 10 ** Math.floor(Math.log10(rough));
     return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= rough);
   }
 
-  Object.assign(window.duochat, { Lanes, lanesKey });
+  Object.assign(window.duochat, { Lanes });
 })();

@@ -1,4 +1,4 @@
-/* Links into the tabs: #learn/chapter/recording, #race/settings. All other hashes name a conversation. */
+/* Links within an answer, and into the tabs: #learn/chapter/recording, #race/settings. All other hashes name a conversation. */
 (() => {
   "use strict";
   const { press, toast } = window.duochat;
@@ -23,6 +23,17 @@
     });
     return node;
   };
+
+  /* A footnote and the way back: both are in the same answer. */
+  document.addEventListener("click", (e) => {
+    const link = e.target.closest?.(".dc-body a[data-to]");
+    if (!link) return;
+    e.preventDefault();
+    const goal = link.closest(".dc-body").querySelector(`[data-at="${link.dataset.to}"]`);
+    goal.tabIndex = 0;
+    goal.focus();
+    goal.scrollIntoView({ block: "nearest" });
+  });
 
   Object.assign(window.duochat, { linked, linkButton });
 })();

@@ -96,15 +96,18 @@
     );
   }
 
+  /** How fast it was; the rest of its figures is told on request. */
   function figures(f) {
-    const parts = [
+    const brief = [f.rate && `${f.rate.toFixed(0)} tokens/s`, f.speedup && `${f.speedup.toFixed(1)}× plain`];
+    const more = [
       `${f.tokens} tokens`,
-      f.rate && `${f.rate.toFixed(1)} tok/s`,
       f.alpha && `α ${f.alpha.toFixed(2)}`,
       f.tau && `τ ${f.tau.toFixed(2)}`,
       decoderName(f.decoder),
     ];
-    return make("span.dc-figures", {}, parts.filter(Boolean).join(" · "));
+    const said = (parts) => parts.filter(Boolean).join(" · ");
+    const whole = said([...brief, ...more]);
+    return make("span.dc-figures", { role: "note", title: whole, "aria-label": whole }, said(brief));
   }
 
   Object.assign(window.duochat, { article, fill });

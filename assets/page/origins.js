@@ -97,6 +97,13 @@
         from = this.blocks[i].end;
       }
       for (const gone of this.blocks.splice(root.children.length)) this.wipe(gone);
+      this.light();
+    }
+
+    /** The whole tint while the answer is written and while a hand is on it or on its picture; else it only underlines. */
+    light() {
+      const near = [this.root, this.picture.root].some((node) => node?.matches(":hover, :focus-within"));
+      this.root?.classList.toggle("lit", near || Boolean(this.root.closest(".live")));
     }
 
     tint(i, block, raw, from) {
@@ -149,6 +156,14 @@
       return [...this.shown(this.head.length + start, this.head.length + start + text.length)];
     }
 
+    /** The box of a token that is in sight, null for others. */
+    boxOf(token) {
+      const [first] = this.on && this.root ? this.rangesOfToken(token) : [];
+      const box = first && live(first).getBoundingClientRect();
+      const room = this.root?.closest(".dc-thread")?.getBoundingClientRect();
+      return box?.width && room && box.top > room.top && box.bottom < room.bottom ? box : null;
+    }
+
     /** Mark the tokens of a round; -1 marks none. */
     mark(round) {
       this.tints.round.clear();
@@ -163,6 +178,8 @@
 
     listen(root) {
       const { signal } = (this.hands = new AbortController());
+      for (const type of ["pointerenter", "pointerleave", "focusin", "focusout"])
+        for (const node of [root, this.picture.root]) node.addEventListener(type, () => this.light(), { signal });
       root.tabIndex = 0;
       root.setAttribute("role", "group");
       root.setAttribute("aria-label", "The answer. Arrow keys go from token to token and tell where each came from.");

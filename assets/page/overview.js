@@ -2,8 +2,8 @@
 (() => {
   "use strict";
 
-  /** width, left: pixels of the strip; from, to: seconds that the lanes' window shows. */
-  function drawOverview(pen, { answer, ink }, { width, left: gutter, from, to }) {
+  /** width, left: pixels of the strip; from, to: seconds that the lanes' window shows, whole: those of the strip. */
+  function drawOverview(pen, { answer, ink }, { width, left: gutter, from, to, whole: [start, end] }) {
     pen.clearRect(0, 0, width, 30);
     pen.fillStyle = ink.track;
     pen.fillRect(gutter, 2, width - gutter, 12);
@@ -14,7 +14,7 @@
     pen.fillText("whole", 0, 15);
     if (!answer.rounds.length) return;
     const columns = Math.max(1, Math.floor((width - gutter) / 2));
-    const [start, length] = [answer.start, Math.max(answer.end - answer.start, 1e-6)];
+    const length = Math.max(end - start, 1e-6);
     const busy = busyShares(answer, start, length, columns);
     for (const [lane, y, colour] of [
       [busy.cpu, 14, ink.cpu],

@@ -1,7 +1,7 @@
 /* The pane beside the chat: the picture of one answer and its tint in the chat's text; before the first, the moving picture. */
 (() => {
   "use strict";
-  const { make, button, toast, actions, plural, Demo, Origins, Picture, Tip } = window.duochat;
+  const { make, button, toast, actions, plural, Demo, Origins, Picture, Tip, Travel } = window.duochat;
 
   class Pane {
     constructor(element, { server }) {
@@ -10,7 +10,12 @@
       this.note = make("p.dc-note");
       this.blank = make("div.dc-blank", {}, this.note, new Demo(() => this.learn()).node);
       element.replaceChildren(
-        button("close", "Close the live picture", () => actions.togglePicture(), "icon.dc-shut"),
+        make(
+          "div.dc-bar",
+          {},
+          make("b", {}, "Live picture"),
+          button("close", "Close the live picture", () => actions.togglePicture()),
+        ),
         this.blank,
         this.place,
       );
@@ -32,9 +37,10 @@
         () => this.body(),
         () => this.before(),
       );
-      const box = make("input", { type: "checkbox", onchange: () => this.picture.origins.turn(box.checked) });
+      this.picture.travel = new Travel(this.picture, layer);
+      const box = make("input", { type: "checkbox", role: "switch", onchange: () => this.picture.origins.turn(box.checked) });
       box.checked = this.picture.origins.on;
-      this.picture.legend.append(make("label.dp-switch", {}, box, "tint the answer"));
+      this.picture.legend.append(make("label.dp-switch", {}, box, "Tint the answer"));
     }
 
     /** The rendered answer in the chat whose tokens the picture shows. */

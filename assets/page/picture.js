@@ -1,14 +1,16 @@
 /* The live picture of an answer: its parts together, drawn at most once a repaint. No libraries, nothing fetched. */
 (() => {
   "use strict";
-  const { make, fixed, percent, plural, isNumber, remember, recall } = window.duochat;
-  const { ENDS, badge, summary, Answer, Tip, Figures, Ribbon, Lanes, Tree, legend } = window.duochat;
+  const { make, press, fixed, percent, plural, isNumber, remember, recall } = window.duochat;
+  const { badge, ended, summary, Answer, Tip, Figures, Ribbon, Lanes, Tree, legend } = window.duochat;
 
   const MEANING =
     "A small model, the draft, guesses the next words. A large model, the target, checks several guesses in one step and keeps " +
     "those that it would have written itself; at the first wrong one it puts its own word. So the text is the large model’s, " +
-    "only the number of its steps changes. “Up to near ties”: in 16-bit arithmetic two words that are almost equally likely " +
-    "may change places when a step checks more words at once.";
+    "only the number of its steps changes.";
+  const TIES =
+    "“Up to near ties”: in 16-bit arithmetic two words that are almost equally likely may change places when a step checks " +
+    "more words at once.";
 
   /** Colours for the canvas, resolved from the style sheet, so that themes and forced colours reach it. */
   function readInk(host) {
@@ -91,13 +93,25 @@
       this.badge = make("span.dp-badge");
       this.phase = make("span.dp-phase");
       this.sentence = make("p.dp-sentence");
-      const meaning = make(
+      this.ties = make("p", { hidden: true }, TIES);
+      this.meaning = make(
         "details.dp-meaning",
         {},
         make("summary", {}, "What does this mean?"),
         make("p", {}, MEANING),
+        this.ties,
       );
-      return make("header.dp-head", {}, make("p.dp-state", {}, this.badge, this.phase), this.sentence, meaning);
+      return make("header.dp-head", {}, make("p.dp-state", {}, this.badge, this.phase), this.sentence, this.meaning);
+    }
+
+    /** Open what says in one sentence what a term means; key: of a figure, or "ties". */
+    explain(key) {
+      const row = key === "ties" ? this.meaning : this.figures?.node.querySelector(`.dp-figure-${key}`);
+      if (!row) return;
+      if (this.folds.figures && key !== "ties") this.folds.figures.node.open = true;
+      row.open = true;
+      row.firstElementChild.focus();
+      row.scrollIntoView({ block: "nearest" });
     }
 
     /** A part on demand; the browser remembers which are open. What is folded costs nothing. */
@@ -204,6 +218,7 @@
       this.ink = this.ink || readInk(this.root);
       if (this.seen("ribbon")) this.ribbon.draw();
       const moving = this.lanes?.draw(now);
+      this.travel?.draw();
       const state = `${this.answer.generation}/${this.answer.n}/${this.round}`;
       this.seldom("figures", 200, state, now, () => this.drawFigures());
       this.seldom("tree", 400, state, now, () => this.seen("tree") && this.tree.draw());
@@ -248,12 +263,18 @@
       write(this.badge, words);
       write(this.phase, this.progress());
       const clauses = summary(this.answer, this.machine.exact);
-      const key = clauses.flat().join();
-      if (this.said === key) return;
-      this.said = key;
-      this.sentence.replaceChildren(
-        ...clauses.flatMap(([number, rest], i) => [i ? ", " : "", make("b", {}, number), number ? ` ${rest}` : rest]),
-      );
+      this.ties.hidden = this.machine.exact !== false;
+      const said = clauses.map(([, ...words]) => words).join();
+      if (this.said !== said) {
+        this.said = said;
+        const pieces = clauses.map((clause, i) => [i ? ", " : "", ...this.clause(...clause)]);
+        this.sentence.replaceChildren(...pieces.flat());
+      }
+      this.sentence.querySelectorAll("b").forEach((b, i) => write(b, clauses[i][0] && `${clauses[i][0]} `));
+    }
+
+    clause(_number, term, words, key) {
+      return [make("b"), term && press(term, () => this.explain(key), ".dp-term"), words].filter(Boolean);
     }
 
     progress() {
@@ -264,14 +285,14 @@
         loading: doing,
         prefill: all ? `${done} of ${all} tokens` : "",
       };
-      return [notice, finish ? ENDS[finish] : now[phase]].filter(Boolean).join(" · ");
+      return [notice, ["length", "cancelled"].includes(finish) ? ended(finish) : now[phase]].filter(Boolean).join(" · ");
     }
 
     speak() {
       const g = this.answer.gauges;
       if (!g.tokens) return;
-      const done = this.answer.state.finish ? "Finished. " : "";
-      this.polite.textContent = `${done}${g.tokens} tokens, ${fixed(g.rate)} tokens per second, ${percent(g.alpha)} of the tested guesses accepted.`;
+      const { finish } = this.answer.state;
+      this.polite.textContent = `${finish ? `Answer ${ended(finish)}: ` : ""}${g.tokens} tokens, ${fixed(g.rate)} tokens per second, ${percent(g.alpha)} of the tested guesses accepted.`;
     }
   }
 

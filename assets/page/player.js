@@ -1,10 +1,13 @@
 /* A race replayed: both runs side by side on one clock. It needs the picture only, also in a saved file. */
 (() => {
   "use strict";
-  const { Picture, make, fixed, plural, legend, lanesKey, percent, seconds, quoted, reduced } = window.duochat;
+  const { Picture, make, table, fixed, plural, legend, lanesKey, percent, seconds, quoted, reduced } = window.duochat;
+  const { decoderName } = window.duochat;
 
-  const SPEEDS = [0.25, 0.5, 1, 2];
-  const shortName = (title) => title.split(":")[0];
+  const SPEEDS = [0.1, 0.25, 0.5, 1, 2];
+  const SHORTEST = 4; // seconds of a replay that an eye can follow: shorter runs are shown slowed
+  const BUSY = 0.3; // share of the processor; less than that is what a browser takes that shows a page
+  const PART = 0.05; // of the runs' time; what is less than that does not change who is faster
 
   /** One side: figures above, ribbon and lanes below, all as they were at a time of the clock. */
   class Side {
@@ -17,20 +20,20 @@
         first: make("b", { text: "–" }),
         tokens: make("b", { text: "0" }),
       };
-      this.bar = make("i.dpr-bar");
-      this.bar.style.setProperty("--end", (run.total / longest).toFixed(4));
+      this.longest = longest;
+      this.bar = make(run.decoder === "autoregressive" ? "i.dpr-bar.dpr-plain" : "i.dpr-bar");
       this.flag = make("span.dpr-flag");
       const picture = make("div");
       this.node = make(
         "section.dpr-side",
         { "aria-label": run.title },
-        make("header", {}, make("h3", { text: shortName(run.title) }), this.flag, this.parts.clock),
+        make("header", {}, make("h3", { text: decoderName(run.decoder) }), this.flag, this.parts.clock),
         make("div.dpr-track", {}, this.bar),
         make(
           "dl.dpr-figures",
           {},
           ...[
-            ["tokens/s", "rate"],
+            ["tokens/s from the request on", "rate"],
             ["first token", "first"],
             ["tokens", "tokens"],
           ].map(([name, key]) => make("div", {}, make("dt", { text: name }), make("dd", {}, this.parts[key]))),
@@ -40,8 +43,8 @@
       this.picture = new Picture(picture, ["ribbon", "lanes"], {});
     }
 
-    /** Show the state at time t: a token is there when the round that brought it has ended. */
-    show(t) {
+    /** Show the state at time t, lanes for `span` seconds: a token is there when the round that brought it has ended. */
+    show(t, span) {
       const shown = this.picture.answer.n;
       const count = this.roundsBy(t);
       const done = count === this.rounds.length;
@@ -49,7 +52,7 @@
       if (count < shown) this.picture.update({ from: 0, n: count, rounds: this.rounds.slice(0, count), state });
       else if (count > shown)
         this.picture.update({ from: shown, n: count, rounds: this.rounds.slice(shown, count), state });
-      this.picture.lanes.clock = t;
+      this.picture.lanes.see(t, span);
       this.picture.wake();
       this.figures(Math.min(t, this.run.total), done);
       this.flag.dataset.is = done ? "done" : t < this.run.ttft ? "reads" : "";
@@ -68,7 +71,7 @@
       this.parts.rate.textContent = done ? fixed(this.run.rate) : tokens && t > 0 ? fixed(tokens / t) : "–";
       this.parts.first.textContent = t >= this.run.ttft ? seconds(this.run.ttft) : "–";
       this.parts.tokens.textContent = `${tokens}`;
-      this.bar.style.setProperty("--v", (tokens / this.run.tokens).toFixed(4));
+      this.bar.style.setProperty("--v", (t / this.longest).toFixed(4));
       this.node.classList.toggle("dpr-done", done);
     }
   }
@@ -78,9 +81,11 @@
       this.record = record;
       this.longest = Math.max(...record.runs.map((run) => run.total));
       this.sides = record.runs.map((run) => new Side(run, this.longest));
-      for (const side of this.sides) side.ending = side.run.decoder === record.verdict.winner ? "⚑ first" : "⚑ done";
+      this.even = !(record.verdict.factor >= 1.02);
+      for (const side of this.sides)
+        side.ending = side.run.decoder === record.verdict.winner && !this.even ? "⚑ faster" : "⚑ done";
       this.oneClock(record.hardware || {});
-      this.speed = 1;
+      this.speed = SPEEDS.findLast((speed) => speed <= 1 && this.longest / speed >= SHORTEST) || SPEEDS[0];
       this.time = 0;
       this.root = make(
         "section.dp.dpr",
@@ -96,32 +101,33 @@
       else this.seek(this.longest);
     }
 
-    /** Both lanes show the same seconds: eight rounds of the slower side. */
+    /** Both lanes show the same seconds: eight rounds of the slower side, at rest all. */
     oneClock({ target_device: target, draft_threads: threads, shares_cores: shares }) {
-      const span = Math.min(
+      this.span = Math.min(
         this.longest,
         Math.max(...this.sides.map(({ run, rounds }) => (8 * run.total) / rounds.length)),
       );
       for (const { picture } of this.sides) {
         const peers = this.sides.map((side) => side.picture.lanes).filter((lanes) => lanes !== picture.lanes);
-        picture.lanes.share(peers, span);
+        picture.lanes.share(peers, this.longest);
         picture.use({ draft: threads ? `CPU, ${plural(threads, "thread")}` : "", target, shares });
       }
     }
 
     head() {
-      const { verdict, runs, options, prompt } = this.record;
-      const names = Object.fromEntries(runs.map((run) => [run.decoder, shortName(run.title)]));
-      const factor =
-        verdict.factor && verdict.factor < 1.02
-          ? "Both took the same time"
-          : `${names[verdict.winner]} is ${fixed(verdict.factor, 2)}× as fast`;
+      const { verdict, runs, options, prompt, busy } = this.record;
+      const names = Object.fromEntries(runs.map((run) => [run.decoder, decoderName(run.decoder)]));
+      const factor = this.even
+        ? "Both took the same time"
+        : `${names[verdict.winner]} is ${fixed(verdict.factor, 2)}× as fast`;
       this.verdict = make(
         "div.dpr-verdict",
         { "aria-live": "polite" },
         make("strong", { text: factor }),
         sameness(verdict),
+        make("small", {}, firstTokens(runs, this.longest)),
       );
+      const others = `The processor was ${percent(busy)} busy with other work: both runs are slower than this machine can be, and not by the same share.`;
       return make(
         "header.dpr-head",
         {},
@@ -129,6 +135,7 @@
         make("small", {
           text: `temperature ${options.temperature}, seed ${options.seed}, up to ${options.max_tokens} tokens. Run one after the other, each after a warm-up; replayed on one clock.`,
         }),
+        busy > BUSY ? make("p.dpr-busy", { role: "note" }, others) : null,
         this.verdict,
       );
     }
@@ -152,7 +159,7 @@
         make("button.dp-button", {
           type: "button",
           text: `${speed}×`,
-          "aria-pressed": `${speed === 1}`,
+          "aria-pressed": `${speed === this.speed}`,
           "aria-label": `${speed} times real time`,
           onclick: () => this.pace(speed),
         }),
@@ -179,6 +186,7 @@
     figures() {
       const rows = [
         ["tokens/s, request to last token", (r) => fixed(r.rate)],
+        ["tokens/s after the first token, as Chat counts", (r) => fixed(r.frame.gauges.rate)],
         ["first token after", (r) => seconds(r.ttft)],
         ["last token after", (r) => seconds(r.total)],
         ["tokens", (r) => r.tokens],
@@ -190,40 +198,13 @@
         ["target idle", (r) => percent(r.stats.gpu_idle)],
       ];
       const { runs } = this.record;
+      const cells = rows.map(([name, value]) => [name, ...runs.map(value)]);
+      const heads = ["", ...runs.map((run) => decoderName(run.decoder))];
       return make(
         "details.dp-table",
         { open: true },
         make("summary", { text: "Figures of both runs" }),
-        make(
-          "div",
-          {},
-          make(
-            "table",
-            {},
-            make(
-              "thead",
-              {},
-              make(
-                "tr",
-                {},
-                make("td"),
-                ...runs.map((run) => make("th", { scope: "col", text: shortName(run.title) })),
-              ),
-            ),
-            make(
-              "tbody",
-              {},
-              ...rows.map(([name, value]) =>
-                make(
-                  "tr",
-                  {},
-                  make("th", { scope: "row", text: name }),
-                  ...runs.map((run) => make("td", { text: `${value(run)}` })),
-                ),
-              ),
-            ),
-          ),
-        ),
+        make("div", {}, table(heads, cells)),
       );
     }
 
@@ -256,16 +237,28 @@
     pace(speed) {
       this.speed = speed;
       SPEEDS.forEach((s, i) => this.speeds[i].setAttribute("aria-pressed", `${s === speed}`));
+      this.seek(this.time);
     }
 
     seek(t) {
       this.time = t;
-      for (const side of this.sides) side.show(t);
+      const rests = !this.playing && t >= this.longest;
+      for (const side of this.sides) side.show(t, rests ? this.longest : this.span);
       this.scrub.value = t;
-      this.label.textContent = `${fixed(t, 2)} of ${fixed(this.longest, 2)} s`;
+      const pace = this.speed === 1 ? "in real time" : `at ${this.speed}× real time`;
+      this.label.textContent = `${fixed(t, 2)} of ${fixed(this.longest, 2)} s, ${pace}`;
       this.button.textContent = this.playing ? "❚❚ pause" : "▶ play";
       for (const told of [this.verdict, this.table]) told.classList.toggle("dpr-hidden", t < this.longest);
     }
+  }
+
+  /** What the speed counts, and what the wait for the first token makes of it where that differs. */
+  function firstTokens(runs, longest) {
+    const [a, b] = runs.map((run) => run.ttft);
+    const counted = "Counted from the request on, reading the prompt included; Chat counts from the first token on.";
+    if (Math.abs(a - b) < PART * longest) return counted;
+    const rates = runs.map((run) => `${decoderName(run.decoder)} ${fixed(run.frame.gauges.rate)}`);
+    return `${counted} The first tokens came after ${seconds(a)} and ${seconds(b)}; tokens a second from there on: ${rates.join(", ")}.`;
   }
 
   /** "outputs identical", or where they part. */

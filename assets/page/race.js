@@ -1,7 +1,7 @@
 /* The Race tab: a form that asks for two runs, and what becomes of their record. player.js replays it. */
 (() => {
   "use strict";
-  const { make, save, remember, recall, linked, linkButton, playRace, reduced } = window.duochat;
+  const { make, save, remember, recall, linked, linkButton, playRace, reduced, decoderName } = window.duochat;
 
   class Race {
     constructor(element, { server }) {
@@ -23,7 +23,7 @@
             {},
             make("h2", { text: "Race" }),
             make("p", {
-              text: "Two ways of decoding, the same prompt, the same models. They run one after the other on the idle machine; then both are replayed side by side on one clock.",
+              text: "Two ways of decoding, the same prompt, the same models. They run one after the other, so that neither disturbs the other; then both are replayed on one clock.",
             }),
           ),
           this.form,
@@ -56,8 +56,8 @@
         placeholder: "What shall both answer?",
       });
       this.fields = {
-        left: choose("Left", "duotree"),
-        right: choose("Right", "autoregressive"),
+        left: choose("First", "duotree"),
+        right: choose("Second", "autoregressive"),
         temperature: number("Temperature", 0, { min: 0, max: 2, step: 0.1 }),
         seed: number("Seed", 7, { min: 0, step: 1 }),
         max_tokens: number("Tokens", 128, { min: 1, max: 512, step: 1 }),
@@ -128,7 +128,7 @@
         "button.dpr-chip",
         { type: "button", title: ready.why, onclick: () => this.take(ready) },
         make("b", { text: ready.name }),
-        make("small", { text: good ? "▲ drafts do well" : "▼ drafts do badly" }),
+        make("small", { text: good ? "▲ most guesses hold, as a rule" : "▼ more guesses fail, as a rule" }),
       );
     }
 
@@ -184,7 +184,7 @@
       this.running(false);
       this.copying.replaceChildren(this.link());
       remember("race", JSON.stringify(record));
-      this.say("Both runs are recorded. This is the replay, in real time.");
+      this.say("Both runs are recorded. This is the replay.");
       const player = playRace(this.stage, record, autoplay);
       if (autoplay) player.root.scrollIntoView?.({ behavior: reduced() ? "auto" : "smooth", block: "start" });
       return player;
@@ -212,7 +212,7 @@
   }
 
   function progress(note = {}) {
-    const which = `Run ${note.run || 1} of 2, ${note.decoder || ""}`;
+    const which = `Run ${note.run || 1} of 2, ${decoderName(note.decoder)}`;
     if (note.phase === "queued")
       return `${which}: waiting for the engine${note.progress ? `, ${note.progress[0]} before` : ""} …`;
     if (note.phase === "loading") return `${which}: ${note.words || "loading the models"} …`;

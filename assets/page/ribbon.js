@@ -17,7 +17,7 @@
           role: "group",
           "aria-live": "off",
           "aria-label": "The answer, token by token. Arrow keys move from token to token.",
-          onpointerover: (e) => this.point(e.target),
+          onpointermove: (e) => this.point(e.target), // a text that moves under a resting pointer sends none
           onpointerleave: () => this.rest(),
           onclick: (e) => this.click(e.target),
           onkeydown: (e) => this.key(e),
@@ -142,11 +142,14 @@
 
     point(target) {
       const spot = target.closest?.(".dp-t, .dp-chip, .dp-ghost");
+      if (spot === this.pointed) return;
+      this.pointed = spot;
       if (spot) this.show(spot);
       else if (!this.node.contains(document.activeElement)) this.picture.tip.hide();
     }
 
     rest() {
+      this.pointed = null;
       if (!this.node.contains(document.activeElement)) this.picture.tip.hide();
     }
 
@@ -270,26 +273,5 @@
     span.classList.toggle("dp-nl", text.includes("\n"));
   }
 
-  const LEGEND = [
-    ["accepted", "accepted", "guessed by the draft, chosen by the target too"],
-    ["correction", "correction", "the target’s token after a rejection"],
-    ["bonus", "bonus", "the target’s token after full acceptance"],
-    ["plain", "plain", "the target alone"],
-    ["ghost", "waiting", "drafted, waiting for the target"],
-    ["chip", "discarded", "wrong or never tested: point at the line, or walk to it with the arrow keys"],
-  ];
-
-  function legend() {
-    return make(
-      "p.dp-legend",
-      { "aria-label": "Legend" },
-      ...LEGEND.map(([kind, name, hint]) => {
-        if (kind === "chip") return make("span", { title: hint }, make("span.dp-chip"), ` ${name}`);
-        if (kind === "ghost") return make("span.dp-ghost", { title: hint, data: { text: name } });
-        return make(`span.dp-t.dp-${kind}`, { title: hint, text: name });
-      }),
-    );
-  }
-
-  Object.assign(window.duochat, { Ribbon, legend });
+  Object.assign(window.duochat, { Ribbon });
 })();

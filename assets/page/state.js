@@ -1,9 +1,9 @@
-/* The line of state between thread and composer: phase, progress, speed, speculation, and the context's meter. */
+/* The line of state between thread and composer: phase, progress, speed, guessing, and the context's meter. */
 (() => {
   "use strict";
-  const { make, decoderName } = window.duochat;
+  const { make, capital, decoderName } = window.duochat;
 
-  /** Phase, speed and speculation, on one line. */
+  /** Phase, speed and guessing, on one line. */
   class State {
     constructor() {
       this.phase = make("span.dc-phase");
@@ -29,7 +29,7 @@
       if (all) this.bar.value = done / all;
       const over = s.phase === "done" || s.phase === "idle";
       this.numbers.textContent = over ? "" : this.figures(s);
-      this.speculation(s);
+      this.guessing(s);
       this.context(s.context);
     }
 
@@ -43,7 +43,7 @@
           : done
             ? "Waiting: one answer before this one"
             : "Waiting";
-      if (s.phase === "loading") return s.doing ? s.doing[0].toUpperCase() + s.doing.slice(1) : "Loading the models";
+      if (s.phase === "loading") return s.doing ? capital(s.doing) : "Loading the models";
       if (s.phase === "prefill") return all ? `Reading the prompt: ${done} of ${all} tokens` : "Reading the prompt";
       if (s.phase === "decode") return "Writing";
       return ""; // what came of it stands below the answer
@@ -55,15 +55,16 @@
       return told.filter(Boolean).join("  ·  ");
     }
 
-    speculation({ speculation: word = "", reason, decoder, phase }) {
-      const plain = decoder === "autoregressive";
-      this.badge.hidden = !word || (phase === "done" && word === "on");
+    /** Whether the draft guesses, while an answer is written; the picture has the whole reason. */
+    guessing({ speculation: word = "", reason, decoder, phase }) {
+      this.badge.hidden = !word || phase !== "decode";
       this.badge.dataset.is = word;
-      this.badge.textContent = plain
-        ? "Plain decoding"
-        : word === "on"
-          ? decoderName(decoder)
-          : `Speculation ${word === "warming" ? "starts" : word === "off" ? "off" : "paused"}${reason && word !== "on" ? `: ${reason}` : ""}`;
+      this.badge.title = reason || "";
+      this.badge.textContent =
+        decoder === "autoregressive"
+          ? "Plain decoding"
+          : { warming: "Guessing starts soon", paused: "Guessing paused: no gain here", off: "No guessing" }[word] ||
+            decoderName(decoder);
     }
 
     context([used, all] = [0, 0]) {

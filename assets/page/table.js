@@ -1,4 +1,4 @@
-/* The rounds of an answer as a table: the same data as the lanes. */
+/* Tables, and the rounds of an answer as one: the same data as the lanes. */
 (() => {
   "use strict";
   const { make, fixed, seconds } = window.duochat;
@@ -17,6 +17,19 @@
     "written",
   ];
 
+  /** heads: of the columns, "" for none. rows: of cells, each words, a node or several; the first one heads the row. */
+  function table(heads, rows, kind = "") {
+    const row = ([first, ...cells]) =>
+      make("tr", {}, make("th", { scope: "row" }, ...[first].flat()), ...cells.map((c) => make("td", {}, ...[c].flat())));
+    const head = (words) => (words ? make("th", { scope: "col" }, words) : make("td"));
+    return make(
+      `table${kind}`,
+      {},
+      make("thead", {}, make("tr", {}, ...heads.map(head))),
+      make("tbody", {}, ...rows.map(row)),
+    );
+  }
+
   function roundsTable(rounds) {
     const row = (r) => [
       r.index + 1,
@@ -31,16 +44,11 @@
       r.ignored.length,
       r.tokens.length,
     ];
-    return make(
-      "table",
-      {},
-      make("caption", {
-        text: `Rounds ${rounds.length ? rounds[0].index + 1 : 0} to ${rounds.length ? rounds[rounds.length - 1].index + 1 : 0}`,
-      }),
-      make("thead", {}, make("tr", {}, ...COLUMNS.map((c) => make("th", { scope: "col", text: c })))),
-      make("tbody", {}, ...rounds.map((r) => make("tr", {}, ...row(r).map((v) => make("td", { text: `${v}` }))))),
-    );
+    const made = table(COLUMNS, rounds.map(row));
+    const [first, last] = [rounds[0], rounds.at(-1)].map((r) => (r ? r.index + 1 : 0));
+    made.prepend(make("caption", {}, `Rounds ${first} to ${last}`));
+    return made;
   }
 
-  Object.assign(window.duochat, { roundsTable });
+  Object.assign(window.duochat, { table, roundsTable });
 })();

@@ -78,12 +78,17 @@
           "figcaption",
           {},
           make("b", { text: "Draft tree" }),
-          this.step(-1, "‹", "round before"),
-          this.title,
-          this.step(1, "›", "next round"),
           this.release,
+          make(
+            "span.dp-steps",
+            {},
+            this.step(-1, "‹", "round before"),
+            this.title,
+            this.step(1, "›", "next round"),
+          ),
         ),
         this.scroll,
+        (this.words = make("p.dp-tree-words")),
       );
     }
 
@@ -105,10 +110,8 @@
       const words = treeWords(answer, index);
       this.title.textContent = `round ${index + 1} of ${answer.rounds.length}`;
       this.scroll.setAttribute("aria-label", words);
-      this.scroll.replaceChildren(
-        drawTree(layoutTree(answer, index), round, this.picture.tip),
-        make("p.dp-tree-words", { text: words }),
-      );
+      this.scroll.replaceChildren(drawTree(layoutTree(answer, index), round, this.picture.tip));
+      this.words.textContent = words;
       return undefined;
     }
   }
@@ -154,7 +157,7 @@
       make("svg:text.dp-node-small", { x: CELL.box / 2, y: CELL.tall + 9, text: nodeNote(n) }),
     );
     if (tip) {
-      group.addEventListener("pointerenter", () =>
+      group.addEventListener("pointermove", () =>
         tip.show(group.getBoundingClientRect(), tipContent(describeNode(n))),
       );
       group.addEventListener("pointerleave", () => tip.hide());

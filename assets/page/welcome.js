@@ -1,7 +1,7 @@
 /* The first screen of a chat: what this is, who answers, and what to try. */
 (() => {
   "use strict";
-  const { make } = window.duochat;
+  const { make, actions } = window.duochat;
 
   // Tried on the demonstration pair: a model of 135 million parameters says something sensible to each.
   const EXAMPLES = [
@@ -22,9 +22,9 @@
       make(
         "p",
         {},
-        "A small one guesses the next words, a large one checks several at once. The text is the large model’s own, word for word, and mostly it comes sooner.",
+        "The small one guesses ahead, the large one checks: its own text, mostly sooner. ",
+        make("button.dc-link.dc-see", { type: "button", onclick: () => actions.togglePicture() }, "See how"),
       ),
-      answering,
       make(
         "div.dc-cards",
         {},
@@ -37,6 +37,7 @@
           ),
         ),
       ),
+      answering,
     );
   }
 

@@ -22,7 +22,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # values with which a field asks for no
     "best_of": (1,), "echo": (False,), "functions": ([],), "modalities": (["text"],), "suffix": ("",), "tools": ([],),
     "tool_choice": ("none", "auto"),
 }  # fmt: skip
-SET = {*SETTINGS} - {"system"}  # checked as settings are; a system prompt is one of the messages
+HONOURED = {*SETTINGS} - {"system"}  # checked as settings are; a system prompt is one of the messages
 MOST = 128  # answers to one request, and strings that end each
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -153,7 +153,7 @@ class Asked(Given):
         if most := self.max_completion_tokens or self.max_tokens:
             given["max_tokens"] = min(most, settings.context_length)  # more than that is "as many as fit"
         for name, value in (self.model_extra or {}).items():
-            if name in SET:
+            if name in HONOURED:
                 given[name] = value
             elif name not in (*NEUTRAL, *WITHOUT_EFFECT):
                 raise Refused(400, f"There is no field {name}: leave it out.", name, "unknown_parameter")

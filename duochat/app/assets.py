@@ -15,13 +15,14 @@ PAGE = ASSETS / "page"
 NAMES = {key: decoder.title for key, decoder in DECODERS.items()}
 STYLES = ("page.css", "chat.css", "picture.css")
 PICTURE = (  # in this order: a script uses those before it
-    "dom.js", "links.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "ribbon.js", "table.js",
-    "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "player.js", "race.js", "lesson.js",
+    "dom.js", "links.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "legend.js", "ribbon.js",
+    "table.js", "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "player.js", "race.js", "lesson.js",
     "forecast.js", "quiz.js", "theta.js", "learn.js", "hardware.js", "origins.js", "saved.js",
 )  # fmt: skip
 CHAT = (
     "gradio.js", "theme.js", "keys.js", "prompts.js", "composer.js", "state.js", "prose.js", "welcome.js", "message.js",
-    "chat.js", "models.js", "head.js", "demo.js", "pane.js", "side.js",
+    "chat.js", "models.js", "head.js", "demo.js", "travel.js", "pane.js",
+    "side.js",
 )  # fmt: skip
 HEAD = """
 <meta name="viewport" content="width=device-width, initial-scale=1, viewport-fit=cover">

@@ -18,7 +18,7 @@ import platformdirs
 
 from duochat import DuoChatError
 
-SCHEMA = 2
+SCHEMA = 3
 TABLES = """
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY,
@@ -29,7 +29,8 @@ CREATE TABLE conversations (
     settings TEXT NOT NULL,
     leaf INTEGER,
     version INTEGER NOT NULL DEFAULT 1,
-    folder TEXT NOT NULL DEFAULT ''
+    folder TEXT NOT NULL DEFAULT '',
+    owner TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -148,6 +149,8 @@ class Database:
                 db.execute(statement)
         if schema == 1:
             db.execute("ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT ''")
+        if schema in (1, 2):
+            db.execute("ALTER TABLE conversations ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
         db.execute(f"PRAGMA user_version = {SCHEMA}")
         db.execute("COMMIT")
 

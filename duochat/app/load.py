@@ -38,6 +38,11 @@ class Machine:
             self._load = {"cpu": psutil.cpu_percent() / 100} | (gpu() if gpu else {})
 
 
+def others() -> float:
+    """The share 0..1 of the processor that other work takes, looked at while the engine rests."""
+    return psutil.cpu_percent(PERIOD) / 100
+
+
 def _first_gpu() -> Any:
     """A function that reads the utilisation of the first NVIDIA GPU that CUDA may use, or None where there is none."""
     try:

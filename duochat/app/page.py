@@ -7,6 +7,7 @@ page never waits for something that will not come.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -33,6 +34,7 @@ from duochat.chat.answer import Engine
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 
+Serve = Callable[[dict[str, Any]], Any]  # does what a page asks for; see `part`
 QUEUE_SLEEP = 0.02  # seconds between two looks of Gradio's queue; its own 1 ms costs a tenth of a core, all the time
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 LIVE = {**QUIET, "concurrency_limit": None, "trigger_mode": "multiple"}
@@ -61,12 +63,12 @@ class Page:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
             served = [models.state, models.models, models.local, models.use, models.cancel, models.forecast]
-            self.side = part("side", serve=[room.conversations, room.change, *served])
+            self.side = self.part("side", serve=[room.conversations, room.change, *served])
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
                 served = [room.stop, room.choose, room.change, room.view.look]
-                self.chat = part("chat", "'ask' 'open'", serve=served)
-                part("picture", serve=[room.view.picture])
+                self.chat = self.part("chat", "'ask' 'open'", serve=served)
+                self.part("picture", serve=[room.view.picture])
             self._build_tabs()
         with gr.Sidebar(position="right", open=False, width=340, elem_id="settings"):
             self.controls = Controls(room.defaults, models.settings.context_length)
@@ -74,31 +76,46 @@ class Page:
         asked.failure(None, js="() => duochat.chat_.failed()")
         self.chat.open(self.open, None, [self.chat, *self.controls.inputs, self.controls.preset], **LIVE)
 
+    def part(self, name: str, events: str = "", serve: Sequence[Serve] = ()) -> gr.HTML:
+        """See `part`; a user's conversations are served to that user only."""
+
+        def theirs(do: Serve) -> Serve:
+            @functools.wraps(do)
+            def asked(action: dict[str, Any]) -> Any:
+                self.room.allow(action)
+                return do(action)
+
+            return asked
+
+        return part(name, events, [theirs(do) for do in serve])
+
     def _build_tabs(self) -> None:
         with gr.Tab("Race", id="race", elem_id="race-tab"):
             race.build(part, self.models.engine)
         with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
             learn.build(part, self.models.engine)
-        with gr.Tab("Hardware", id="hardware"):
+        with gr.Tab("Hardware", id="hardware", elem_id="hardware-tab"):
             hardware.build(part, self.models.engine)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    async def ask(self, event: gr.EventData, *values: Any) -> str:
+    async def ask(self, event: gr.EventData, request: gr.Request, *values: Any) -> str:
         """Send, retry, edit or continue; says where the answer can be heard."""
-        action = dict(event._data or {})
+        action = {**(event._data or {}), "user": request.username or ""}
         try:
+            self.room.allow(action)
             options = options_from(values, self.models.settings.context_length)
             said = self._heard(await asyncio.to_thread(self.room.ask, action, options))
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
             said = {"refused": sentence(fault)}
         return wire({"ticket": action.get("ticket"), **said})
 
-    def open(self, event: gr.EventData) -> tuple[Any, ...]:
+    def open(self, event: gr.EventData, request: gr.Request) -> tuple[Any, ...]:
         """Where a conversation can be heard, and its settings."""
-        action = dict(event._data or {})
+        action = {**(event._data or {}), "user": request.username or ""}
         conversation = str(action.get("conversation") or "")
         try:
+            self.room.allow(action)
             options = self._options(conversation, action.get("settings"))
             return (
                 wire(self._heard(conversation)),
@@ -120,7 +137,7 @@ class Page:
         return remembered(kept, self.models.settings.context_length, self.room.defaults)
 
 
-def part(name: str, events: str = "", serve: Sequence[Callable[[dict[str, Any]], Any]] = ()) -> gr.HTML:
+def part(name: str, events: str = "", serve: Sequence[Serve] = ()) -> gr.HTML:
     """A gr.HTML that a script of the page draws: duochat.<name>(element, tools).
 
     serve: what the script may call, as `await tools.server.<function's name>(action)`.
@@ -131,18 +148,25 @@ def part(name: str, events: str = "", serve: Sequence[Callable[[dict[str, Any]],
     )  # fmt: skip
 
 
-def dispatcher(serve: Sequence[Callable[[dict[str, Any]], Any]]) -> Callable[[dict[str, Any]], Any]:
+def dispatcher(serve: Sequence[Serve]) -> Callable[..., Any]:
     """One function for all that a part serves: Gradio makes each an attribute of the component, where names clash."""
     known = {do.__name__: do for do in serve}
 
-    def serve_part(call: dict[str, Any]) -> Any:
+    def serve_part(call: dict[str, Any], request: gr.Request) -> Any:
         """call: {"name", "action"}. Gives what the function gives, or {"refused": sentence}."""
         try:
-            return known[call["name"]](dict(call.get("action") or {}))
+            return known[call["name"]]({**(call.get("action") or {}), "user": user_of(request)})
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
             return {"refused": sentence(fault)}
 
     return serve_part
+
+
+def user_of(request: Any) -> str:
+    """Who is signed in, "" without a password: Gradio tells its events so, but not the functions that it serves."""
+    app = request.scope["app"]
+    names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
+    return next((app.tokens[token] for name in names if (token := request.cookies.get(name)) in app.tokens), "")
 
 
 _serial = itertools.count(1)
@@ -155,23 +179,23 @@ def wire(value: dict[str, Any]) -> str:
 
 
 def launch(
-    settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: tuple[str, str] | None = None,
+    settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: Sequence[tuple[str, str]] = (),
     open_browser: bool = False, worker: Engine | None = None, store: Store | None = None,
     api_key: str = "", cors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve the page until interrupted.
 
-    auth: (user, password), required when host is not loopback. worker: what answers, by default a Worker of the
-    settings. api_key, cors: see `Access`. Raises DuoChatError when the address cannot be used.
+    auth: users and their passwords, required when host is not loopback. worker: what answers, by default a Worker of
+    the settings. api_key, cors: see `Access`. Raises DuoChatError when the address cannot be used.
     """
     check_address(host, port, auth, "--auth user:password")
     worker = worker or Worker(settings)
     room = Room(worker, store or Store(), Options.of(settings))
     page, head = Page(room, Models(worker, settings, host in LOOPBACK)), assets.head(Path(gr.__file__).parent)
     app = gr.mount_gradio_app(
-        web.make_app(host, head, page.live.routes()), page.blocks, "/", server_name=host, server_port=port, auth=auth,
-        footer_links=[], run_history=False, show_error=False, ssr_mode=False, enable_monitoring=False, pwa=False,
-        mcp_server=False, theme=theme(),
+        web.make_app(host, head, page.live.routes()), page.blocks, "/", server_name=host, server_port=port,
+        auth=list(auth) or None, footer_links=[], run_history=False, show_error=False, ssr_mode=False,
+        enable_monitoring=False, pwa=False, mcp_server=False, theme=theme(),
     )  # fmt: skip
     api = make_app(worker, Access(host, api_key, bool(auth), cors))
     try:

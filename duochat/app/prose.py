@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
+from mdit_py_plugins.footnote import footnote_plugin
 from mdit_py_plugins.tasklists import tasklists_plugin
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -84,6 +85,18 @@ def _draw_link(tokens: list[Token], index: int, _options: object, _env: object) 
     return f'<a href="{target}" target="_blank" rel="noopener noreferrer">'
 
 
+def _draw_note(tokens: list[Token], index: int, _options: object, _env: object) -> str:
+    """The mark of a footnote, and the way back: links within the answer, which `links.js` follows."""
+    note, at = tokens[index].meta["id"] + 1, tokens[index].meta.get("subId", 0)
+    if tokens[index].type == "footnote_ref":
+        return f'<sup><a href="#" role="doc-noteref" data-at="{note}.{at}" data-to="{note}">{note}</a></sup>'
+    return f' <a href="#" role="doc-backlink" data-to="{note}.{at}" aria-label="Back to the text">↩</a>'
+
+
+def _draw_note_open(tokens: list[Token], index: int, _options: object, _env: object) -> str:
+    return f'<li data-at="{tokens[index].meta["id"] + 1}">'
+
+
 def _draw_fence(tokens: list[Token], index: int, _options: object, env: dict[str, object]) -> str:
     token = tokens[index]
     language = token.info.split()[0] if token.info.split() else ""
@@ -102,29 +115,34 @@ def colour(code: str, language: str) -> str:
         return html.escape(code)
 
 
-def _parser() -> MarkdownIt:
+def _parser(footnotes: bool) -> MarkdownIt:
+    """footnotes: of a whole text only, where it is known which are explained."""
     md = MarkdownIt("commonmark", {"html": False, "breaks": True, "linkify": True})
     md.enable(["table", "strikethrough", "linkify"]).use(tasklists_plugin)
+    if footnotes:
+        md.use(footnote_plugin)
     md.linkify.set({"fuzzy_link": False})  # an address names its scheme: "readme.md" is a file
     md.block.ruler.before("fence", "think", _think)
     md.inline.ruler.before("escape", "math", _math)
     md.validateLink = lambda url: url.lower().startswith(("http://", "https://", "mailto:"))  # others stay text
     drawers = {
         "math": _draw_math, "image": _draw_image, "link_open": _draw_link, "fence": _draw_fence,
-        "think_open": _draw_think,
+        "think_open": _draw_think, "footnote_ref": _draw_note, "footnote_anchor": _draw_note,
+        "footnote_open": _draw_note_open,
     }  # fmt: skip
     for name, draw in drawers.items():
         md.renderer.rules[name] = draw
     return md
 
 
-_markdown = _parser()
+_growing, _whole = _parser(False), _parser(True)
 
 
 def render(text: str) -> list[str]:
     """HTML of each top-level block of a finished text."""
-    stream = Stream()
-    return stream.blocks(text, finished=True)[1]
+    return [
+        _whole.renderer.render(group, _whole.options, {}) for group in _groups(_whole.parse(text.replace("\r", "")))
+    ]
 
 
 @dataclass
@@ -141,14 +159,14 @@ class Stream:
         text: the whole text so far, an extension of the text of the call before.
         """
         first, tail = self.settled, text.replace("\r", "")[self.start :]
-        groups = _groups(_markdown.parse(tail, self.env))
+        groups = _groups(_growing.parse(tail, self.env))
         drawn = [self._draw(group, tail, finished or group is not groups[-1]) for group in groups]
         self._settle(groups, tail)
         return first, drawn
 
     def _draw(self, group: list[Token], tail: str, complete: bool) -> str:
         is_open = not complete and group[0].type == "fence" and not _closed(group[0], tail)
-        return _markdown.renderer.render(group, _markdown.options, {**self.env, "open": is_open})
+        return _growing.renderer.render(group, _growing.options, {**self.env, "open": is_open})
 
     def _settle(self, groups: list[list[Token]], tail: str) -> None:
         """The last block may change; the one right above it too, while the last one's first line is not complete."""

@@ -17,6 +17,7 @@ from duochat.app import assets
 from duochat.app.assets import NAMES
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
+from duochat.app.load import others
 from duochat.chat.answer import Answer, Engine
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
@@ -34,13 +35,14 @@ def ready() -> list[dict[str, Any]]:
 
 def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
     """Both runs, one after the other, and the verdict: the record. Raises DuoChatError when a run fails."""
-    runs = []
+    runs, busy = [], []
     for number, decoder in enumerate(decoders, 1):
         head = {"run": number, "decoder": decoder}
         chosen = replace(options, decoder=decoder)
         _warm_up(engine, replace(chosen, max_tokens=4), job, head)
+        busy.append(others())
         runs.append(record(engine, prompt, chosen, job.stop.is_set, _observer(job, head)))
-    return record_of(runs[0], runs[1])
+    return record_of(runs[0], runs[1], max(*busy, others()))
 
 
 def _warm_up(engine: Engine, options: Options, job: Job, head: dict[str, Any]) -> None:
@@ -63,11 +65,12 @@ def _observer(job: Job, head: dict[str, Any]) -> Callable[[Answer], None]:
     return seen
 
 
-def record_of(left: Recording, right: Recording) -> dict[str, Any]:
-    """The JSON that is replayed, saved and shown."""
+def record_of(left: Recording, right: Recording, busy: float = 0.0) -> dict[str, Any]:
+    """The JSON that is replayed, saved and shown. busy: share of the processor that other work took."""
     return {
         "format": FORMAT, "version": __version__, "prompt": left.prompt, "options": asdict(left.options),
         "hardware": dict(left.hardware), "runs": [lane(left), lane(right)], "verdict": verdict(left, right),
+        "busy": busy,
     }  # fmt: skip
 
 

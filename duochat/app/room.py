@@ -40,10 +40,15 @@ class Room:
         """Stop all answers and keep what they have."""
         self.answers.close()
 
+    def allow(self, action: dict[str, Any]) -> None:
+        """Raises DuoChatError when what is asked for is another user's. action: with "user", "" without a password."""
+        self.store.allow(action.get("user", ""), str(action.get("conversation") or ""), action.get("message"))
+
     def ask(self, action: dict[str, Any], options: Options) -> str:
         """Do what the page asks and return the conversation's id.
 
-        action: {"kind", "conversation", "message", "text"}; kinds: send, retry, edit, continue. Raises DuoChatError.
+        action: {"kind", "conversation", "message", "text", "user"}; kinds: send, retry, edit, continue.
+        Raises DuoChatError.
         """
         kind, text = str(action.get("kind")), str(action.get("text") or "")
         do = {"send": self._send, "retry": self._retry, "edit": self._edit, "continue": self._continue}.get(kind)
@@ -63,7 +68,7 @@ class Room:
         if wanted or action.get("kind") != "send":
             return self.store.require(wanted).id
         self._check(str(action.get("text") or ""))
-        return self.store.create(asdict(options)).id
+        return self.store.create(asdict(options), user=action.get("user", "")).id
 
     def _send(self, conversation: str, action: dict[str, Any], text: str, options: Options) -> None:
         self._check(text)
@@ -129,7 +134,7 @@ class Room:
 
     def conversations(self, action: dict[str, Any]) -> dict[str, Any]:
         """The conversations that the query finds, the latest first."""
-        found = self.store.conversations(str(action.get("query") or ""))
+        found = self.store.conversations(str(action.get("query") or ""), action.get("user", ""))
         listed = [
             {"id": c.id, "title": c.title, "updated": c.updated, "folder": c.folder,
              "running": self.answers.under_way(c.id) is not None}
@@ -162,13 +167,13 @@ class Room:
     def _export(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
         """A file's name and text; of all conversations when the action names none."""
         if not action.get("conversation"):
-            return {"name": "duochat-conversations.json", "text": self.store.export(None)}
+            return {"name": "duochat-conversations.json", "text": self.store.export(user=action.get("user", ""))}
         ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
         name = file_name(self.store.require(conversation).title)
         return {"name": f"{name}.{ending}", "text": self.store.export(conversation, form)}
 
     def _import(self, _conversation: str, action: dict[str, Any]) -> dict[str, Any]:
-        return {"conversation": self.store.import_(str(action.get("text")))[0].id}
+        return {"conversation": self.store.import_(str(action.get("text")), action.get("user", ""))[0].id}
 
     def _undo(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
         """Take the message and what followed it out of view; its text goes back to the composer."""

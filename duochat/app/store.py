@@ -1,5 +1,8 @@
 """Conversations on the server's disk: SQLite, messages as a tree, traces for replay.
 
+A conversation belongs to the user who began it; one that began without a password (owner "") to all. Whoever uses
+the page without a password (user "") sees all of them.
+
 Nothing said is ever overwritten: edits and retries are branches. A conversation's `leaf` is the last message on view.
 Safe from several threads and processes. Methods raise DuoChatError with a sentence for the person.
 """
@@ -78,12 +81,22 @@ class Store:
 
     # ------------------------------------------------------------ conversations
 
-    def conversations(self, query: str = "") -> list[Conversation]:
-        """Those whose title or messages hold every word of the query, the one changed last first."""
+    def allow(self, user: str, conversation: str, message: int | None = None) -> None:
+        """Raises DuoChatError when the conversation, or the one that the message is in, is another user's."""
+        others = """SELECT 1 FROM conversations c WHERE c.owner NOT IN ('', ?)
+            AND (c.id = ? OR c.id = (SELECT conversation FROM messages WHERE id = ?))"""
+        if user and self._db.read(others, (user, conversation, message)):
+            raise DuoChatError(GONE)
+
+    def conversations(self, query: str = "", user: str = "") -> list[Conversation]:
+        """The user's whose title or messages hold every word of the query, the one changed last first."""
         words = query.casefold().split()
         found = """(instr(casefold(c.title), ?1) OR EXISTS
             (SELECT 1 FROM messages m WHERE m.conversation = c.id AND instr(casefold(m.content), ?1)))"""
         conditions = ["c.deleted IS NULL", *(found.replace("?1", f"?{i}") for i in range(1, len(words) + 1))]
+        if user:
+            conditions.append("c.owner IN ('', ?)")
+            words.append(user)
         rows = self._db.read(
             f"{_CONVERSATION} WHERE {' AND '.join(conditions)} ORDER BY c.updated DESC, c.rowid DESC", words
         )
@@ -94,9 +107,9 @@ class Store:
         rows = self._db.read(f"{_CONVERSATION} WHERE c.id = ? AND c.deleted IS NULL", (conversation,))
         return _conversation(rows[0]) if rows else None
 
-    def create(self, settings: dict[str, Any] | None = None, title: str = "") -> Conversation:
+    def create(self, settings: dict[str, Any] | None = None, title: str = "", user: str = "") -> Conversation:
         with self._db.writing():
-            id = self._insert_conversation(title, settings or {}, time.time(), time.time())
+            id = self._insert_conversation(title, settings or {}, time.time(), time.time(), user)
             return self.require(id)
 
     def rename(self, conversation: str, title: str) -> Conversation:
@@ -244,10 +257,12 @@ class Store:
         if message is not None and not self._db.read(query, (message, conversation)):
             raise DuoChatError("That message is no longer part of this conversation: reload the page.")
 
-    def _insert_conversation(self, title: str, settings: dict[str, Any], created: float, updated: float) -> str:
+    def _insert_conversation(
+        self, title: str, settings: dict[str, Any], created: float, updated: float, user: str
+    ) -> str:
         id = secrets.token_hex(8)
-        insert = "INSERT INTO conversations (id, title, created, updated, settings) VALUES (?, ?, ?, ?, ?)"
-        self._db.execute(insert, id, _title(title), created, updated, json.dumps(settings))
+        insert = "INSERT INTO conversations (id, title, created, updated, settings, owner) VALUES (?, ?, ?, ?, ?, ?)"
+        self._db.execute(insert, id, _title(title), created, updated, json.dumps(settings), user)
         return id
 
     def _insert_message(
@@ -263,12 +278,13 @@ class Store:
 
     # ------------------------------------------------------- export and import
 
-    def export(self, conversation: str | None = None, form: str = "json") -> str:
-        """One conversation or all as the text of a file; form: "json" (everything) or "markdown" (what is on view).
+    def export(self, conversation: str | None = None, form: str = "json", user: str = "") -> str:
+        """One conversation or all of the user's as the text of a file.
 
+        form: "json" (everything) or "markdown" (what is on view).
         What `import_` would refuse as too large comes without traces. Raises DuoChatError when that is too large too.
         """
-        wanted = self.conversations() if conversation is None else [self.require(conversation)]
+        wanted = self.conversations(user=user) if conversation is None else [self.require(conversation)]
         if form == "markdown":
             return exchange.markdown(self._parcel(c, False) for c in wanted)
         text = exchange.dump(self._parcel(c, True) for c in wanted)
@@ -285,15 +301,16 @@ class Store:
         )
         return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated, c.folder)
 
-    def import_(self, text: str) -> list[Conversation]:
+    def import_(self, text: str, user: str = "") -> list[Conversation]:
         """Add the conversations of an exported file as new ones. Raises DuoChatError, and then has added none."""
         parcels = exchange.parse(text)
         with self._db.writing():
-            return [self.require(self._unpack(parcel)) for parcel in parcels]
+            return [self.require(self._unpack(parcel, user)) for parcel in parcels]
 
-    def _unpack(self, parcel: exchange.Parcel) -> str:
+    def _unpack(self, parcel: exchange.Parcel, user: str) -> str:
         now = time.time()
-        id = self._insert_conversation(parcel.title, parcel.settings, parcel.created or now, parcel.updated or now)
+        times = parcel.created or now, parcel.updated or now
+        id = self._insert_conversation(parcel.title, parcel.settings, *times, user)
         self._db.execute("UPDATE conversations SET folder = ? WHERE id = ?", _title(parcel.folder), id)
         new: dict[int | None, int | None] = {None: None}
         for e in parcel.entries:

@@ -59,7 +59,8 @@ def main(args: argparse.Namespace) -> int:
     for path in (args.json, args.html):
         check_writable(path)
     args.max_tokens = args.max_tokens or (128 if machine.gpus() else 96)
-    names, rivals = chosen_decoders(args.decoders), chosen("peer", args.peers, PEERS)
+    names = list(dict.fromkeys([REFERENCE, *chosen("decoder", args.decoders, DECODERS)]))
+    rivals = chosen("peer", args.peers, PEERS)
     sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     plan = Plan.of(args, sampling, args.repeat)
     settings = config.load(args.config, target=args.target, draft=args.draft)
@@ -151,11 +152,6 @@ def carry_out(bench: Bench, path: Path, results: Callable[[], dict[str, Any]]) -
                 saved = monotonic()
         bar.close()
         return stopped()
-
-
-def chosen_decoders(text: str) -> list[str]:
-    """Names from a list with commas; plain decoding, which the others are compared with, is always among them."""
-    return list(dict.fromkeys([REFERENCE, *chosen("decoder", text, DECODERS)]))
 
 
 def describe_settings(args: argparse.Namespace, settings: config.Settings, names: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,7 @@ from duochat import __version__
 from duochat.engine.machine import available_cores
 from duochat.models.catalog import gpus
 
-PACKAGES = ("torch", "transformers", "llama-cpp-python", "tokenizers", "numpy")
+PACKAGES = ("torch", "transformers", "llama-cpp-python", "tokenizers", "numpy")  # that matter for speed
 BUSY = 0.15  # share of the machine that others may use before timings suffer
 
 
@@ -22,23 +21,27 @@ def describe() -> dict[str, Any]:
     """Processor, memory, cards and versions; how busy the machine is just now, so call it before loading models."""
     import psutil
 
+    versions = {"duochat": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     return {
         "cpu": cpu_name(),
         "cores": available_cores(),
         "cores_of_host": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "cpu_load": psutil.cpu_percent(interval=1.0) / 100,
-        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
+        "load_average": list(psutil.getloadavg()),
         "gpus": gpus(),
         "system": f"{platform.system()} {platform.release()}",
-        "versions": {"duochat": __version__, "python": sys.version.split()[0], **versions()},
+        "versions": versions,
     }
 
 
 def warning(machine: dict[str, Any]) -> str:
     """A sentence when the machine was busy before the start, else ""."""
-    busy = [f"the CPU is {100 * machine['cpu_load']:.0f} % busy"] if machine["cpu_load"] > BUSY else []
-    busy += [f"{g['name']} is {100 * g['load']:.0f} % busy" for g in machine["gpus"] if g["load"] > BUSY]
+    devices = [{"name": "the CPU", "load": machine["cpu_load"]}, *machine["gpus"]]
+    busy = [f"{one['name']} is {100 * one['load']:.0f} % busy" for one in devices if one["load"] > BUSY]
     return f"Before the start {' and '.join(busy)} with other work: expect noisy timings." if busy else ""
 
 
@@ -47,12 +50,3 @@ def cpu_name() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages that matter for speed."""
-    found = {}
-    for package in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found

@@ -58,7 +58,16 @@ def build(runs: Sequence[Run], kinds: Mapping[str, str], about: Mapping[str, Any
     has them), `calibration`, `strict` (tokens must be plain decoding's), `complete`, `simulation`.
     """
     by_name = {name: own for name in kinds if (own := [run for run in runs if run.decoder == name])}
-    decoders = {name: _contestant(name, kinds, by_name) for name in by_name}
+    plain, decoders = by_name.get(REFERENCE, ()), {}
+    of = lambda runs, task: [run for run in runs if run.task == task]  # noqa: E731
+    for name, own in by_name.items():
+        decoders[name] = {
+            "kind": kinds[name],
+            "all": metrics.summary(own, plain),
+            "tasks": {t: metrics.summary(of(own, t), of(plain, t)) for t in dict.fromkeys(run.task for run in own)},
+            "differing": metrics.differences(own, plain),
+            "over_peers": {peer: metrics.speedup(own, by_name[peer]) for peer in by_name if kinds[peer] == "peer"},
+        }
     return {
         **{name: about[name] for name in ABOUT if name in about},
         "schema": SCHEMA,
@@ -75,19 +84,6 @@ def again(results: Mapping[str, Any]) -> dict[str, Any]:
     kinds = {name: entry["kind"] for name, entry in results["decoders"].items() if entry["kind"] != "ablation"}
     runs = [run for run in map(Run.from_dict, results["runs"]) if run.decoder in kinds]
     return build(runs, kinds, results)
-
-
-def _contestant(name: str, kinds: Mapping[str, str], by_name: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """The figures of one contestant: only requests that plain decoding answered too count in comparisons."""
-    own, plain = by_name[name], by_name.get(REFERENCE, ())
-    of = lambda runs, task: [run for run in runs if run.task == task]  # noqa: E731
-    return {
-        "kind": kinds[name],
-        "all": metrics.summary(own, plain),
-        "tasks": {t: metrics.summary(of(own, t), of(plain, t)) for t in dict.fromkeys(run.task for run in own)},
-        "differing": metrics.differences(own, plain),
-        "over_peers": {peer: metrics.speedup(own, by_name[peer]) for peer in by_name if kinds[peer] == "peer"},
-    }
 
 
 # ---------------------------------------------------------------- tables

@@ -22,21 +22,9 @@ from duochat.bench import report
 from duochat.bench.metrics import REFERENCE
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999", "#F0E442", "#000000")
-INK, GRID, FONT = "#222222", "#DDDDDD", 'system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif'
+INK, FONT = "#222222", 'system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif'
 FEW = 5  # tests at a place of the draft; fewer are noise
-STYLE = f"""
-body {{ font: 15px/1.5 {FONT}; color: {INK}; background: #fff; max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }}
-h1 {{ font-size: 1.6rem; }} h2 {{ font-size: 1.2rem; margin-top: 2.2rem; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .25rem .6rem; text-align: right; border-bottom: 1px solid {GRID}; white-space: nowrap; }}
-th:first-child, td:first-child, .words td {{ text-align: left; }}
-thead th {{ border-bottom: 2px solid {INK}; }}
-.note {{ color: #555; }} .wrong {{ border-left: 4px solid #D55E00; padding-left: .8rem; }}
-pre {{ white-space: pre-wrap; font-size: .8rem; }}
-@media print {{ body {{ max-width: none; margin: 0; }} figure, table {{ break-inside: avoid; }} }}
-figure {{ margin: 1.5rem 0; }}
-"""
+STYLE = Path(__file__).with_name("report.css").read_text("utf-8")
 
 Results = Mapping[str, Any]
 

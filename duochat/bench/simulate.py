@@ -23,7 +23,7 @@ from duochat.engine.calibration import beside
 from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, StopRule, TargetLane
 from duochat.engine.drafting import Question, State
-from duochat.engine.lanes import Answer, Candidates, Drafter, Edge, never
+from duochat.engine.lanes import Answer, Candidates, Drafter, Edge, Target, never
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Schedule
@@ -113,7 +113,7 @@ def replay(
     return found
 
 
-class Simulation:
+class Simulation(Target):
     """One request on the virtual clock: what `decoding.TargetLane` drives as its draft lane and as its target."""
 
     shares_cores, eos = False, frozenset()  # as the target
@@ -229,9 +229,6 @@ class Simulation:
         return self._token(index) == node.token and (committed or self._on_the_way(node.parent))
 
     # the target --------------------------------------------------------------------------------------------------
-
-    def set_threads(self, threads: int, reading: int = 0) -> None:
-        """Its costs are of the right number."""
 
     def begin(self, context: Sequence[int], tree: Sequence[Edge], *_: Any) -> Callable[[], Answer]:
         """See `lanes.Target`: the recorded tokens along the way, NOWHERE beside it."""

@@ -52,15 +52,11 @@ def load(tasks: Sequence[str] = TASKS, limit: int | None = None, folder: Path | 
             found[question.task].append(question)
     if empty := [task for task, questions in found.items() if not questions]:
         raise DuoChatError(f"{folder} has no prompts for {', '.join(empty)}: leave the task out or add a file.")
-    columns = [spread(questions, limit) for questions in found.values()]
+    columns = []
+    for questions in found.values():  # at even distances: sets are often sorted by subject or difficulty
+        count = min(limit or len(questions), len(questions))
+        columns.append([questions[i * len(questions) // count] for i in range(count)])
     return [question for row in zip_longest(*columns) for question in row if question]
-
-
-def spread(questions: Sequence[Question], limit: int | None) -> list[Question]:
-    """`limit` questions at even distances: sets are often sorted by subject or difficulty."""
-    if limit is None or limit >= len(questions):
-        return list(questions)
-    return [questions[i * len(questions) // limit] for i in range(limit)]
 
 
 def read(folder: Path) -> Iterator[Question]:
@@ -78,24 +74,17 @@ def _questions(path: Path, lines: Iterable[str]) -> Iterator[Question]:
             continue
         try:
             yield question(json.loads(line), path.stem, number)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, StopIteration):
             raise DuoChatError(
                 f'{path} line {number} is no prompt: give {{"question_id", "category", "turns": [...]}}.'
             ) from None
 
 
 def question(raw: dict[str, Any], stem: str, number: int) -> Question:
-    """One line of a file. Raises KeyError, TypeError or ValueError when it is of another form."""
+    """One line of a file. Raises KeyError, TypeError, ValueError or StopIteration when it is of another form."""
     name = str(raw.get("question_id", raw.get("task_id", number)))
     turns = [COMPLETE.format(raw["prompt"].rstrip())] if "turns" not in raw else raw["turns"]
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError("no turns")
-    return Question(_task(raw.get("category", ""), stem), name, tuple(turns))
-
-
-def _task(category: str, stem: str) -> str:
-    for name in (stem, category):
-        task = ALIASES.get(name.lower(), name.lower())
-        if task in TASKS:
-            return task
-    raise ValueError("unknown task")
+    names = (ALIASES.get(told.lower(), told.lower()) for told in (stem, raw.get("category", "")))
+    return Question(next(task for task in names if task in TASKS), name, tuple(turns))

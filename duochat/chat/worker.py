@@ -11,7 +11,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -37,14 +37,6 @@ SHOWN = {"ready": "ready", "dead": "dead"}  # states of the child that people ar
 CLOSED = "The engine was closed: send the message again."
 
 
-@dataclass(eq=False)
-class _Job:
-    """One request at the child: what it answers comes into the inbox as (kind, value)."""
-
-    number: int
-    inbox: SimpleQueue = field(default_factory=SimpleQueue)
-
-
 class _Child:
     """One life of the engine's process, as the parent sees it. It loads when it is told to."""
 
@@ -62,7 +54,7 @@ class _Child:
         self.fault = ""
         self.hardware: dict[str, Any] = {}
         self.loading: tuple[str, int, int] = ("", 0, 0)
-        self.job: _Job | None = None
+        self.job: SimpleQueue | None = None  # what the job under way answers: (kind, value)
         self.process = context.Process(target=serve, args=(theirs, settings, prepare), name="duochat engine")
         self.process.start()
         theirs.close()
@@ -90,24 +82,24 @@ class _Child:
     def ask(self, kind: str, *rest: Any, cancelled: Callable[[], bool] = never) -> Iterator[Step]:
         """Send a job and give its steps. Raises DuoChatError, Cancelled. Closing the iterator cancels the job."""
         self._numbers += 1
-        self.job = job = _Job(self._numbers)
+        number, self.job = self._numbers, SimpleQueue()
         try:
-            self.send(kind, job.number, *rest)
+            self.send(kind, number, *rest)
             if self.state == "dead":
                 raise DuoChatError(self.fault)
-            yield from self._steps(job, cancelled)
+            yield from self._steps(number, self.job, cancelled)
         finally:
             self.job = None
-            self.send("cancel", job.number)
+            self.send("cancel", number)
 
-    def _steps(self, job: _Job, cancelled: Callable[[], bool]) -> Iterator[Step]:
+    def _steps(self, number: int, said: SimpleQueue, cancelled: Callable[[], bool]) -> Iterator[Step]:
         last = None  # when a cancelled job is given up
         while last is None or monotonic() < last:
             if last is None and cancelled():
                 last = monotonic() + GRACE
-                self.send("cancel", job.number)
+                self.send("cancel", number)
             with suppress(Empty):
-                kind, value = job.inbox.get(timeout=TICK)
+                kind, value = said.get(timeout=TICK)
                 if kind == "error":
                     raise DuoChatError(value)
                 if kind == "end":
@@ -138,8 +130,8 @@ class _Child:
             self.hardware, self.state, self.fallback = rest[0], "ready", None
         elif kind == "failed":
             self.fault = rest[0]
-        elif job and job.number == rest[0]:
-            job.inbox.put((kind, rest[1]))
+        elif job and rest[0] == self._numbers:
+            job.put((kind, rest[1]))
 
     def _bury(self) -> None:
         """See what it died of, kill it if it has not, and tell whoever waits."""
@@ -150,7 +142,7 @@ class _Child:
         self.fault = self.fault or died
         self.state = "dead"
         if self.job:
-            self.job.inbox.put(("error", self.fault))
+            self.job.put(("error", self.fault))
 
     def close(self) -> None:
         """End the process."""

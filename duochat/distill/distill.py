@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, help="where the first student goes, as GGUF")
     add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
     add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")
-    add("--students", default="320x5", help="width x layers[x inner width][@rate], commas between; ';' parts workers")
+    add(
+        "--students",
+        default="320x5",
+        help="width x layers[x inner width][@rate],… one after the other; ';' parts workers",
+    )
     add("--start", metavar="GGUF,...", help="earlier students to go on from, each for the student of its width")
     add("--mix", default="q8_0", help="quantisation of --out, such as q4_1,token_embd=q8_0")
     add("--vocabulary", type=int, default=24576, help="tokens that --out proposes, the target's most frequent; 0 = all")
@@ -157,8 +161,8 @@ class Worker:
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
-        target = self.source.model()
-        if self.device.type == "cuda":
+        target, cuda = self.source.model(), self.device.type == "cuda"
+        if cuda:
             target = target.to(self.device, torch.bfloat16)
         self._say("target loaded, %.0f s", time.time() - self.began)
         mine = list(TEMPERATURES)[self.id :: self.args.workers]
@@ -170,12 +174,18 @@ class Worker:
         students = [(plan, self._begun(target, plan)) for plan in _plans(self.args)]
         del target
         torch.cuda.empty_cache()
-        texts = self._texts()
+        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers)])
+        paths = sorted(self.work.glob("text-*-*.npz"))  # of all workers; one that is late is not waited for
+        texts = Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
         self.frequent = self._most_frequent(texts)
         head = Head(self.source.shape.vocab, self.frequent, self.args.hard, self.device)
         for done, (plan, model) in enumerate(students):
             student = Student(plan, model, head, gguf_file.coarse(model, self.args.mix), self.compiled)
-            self._train(student, texts, (self.args.deadline - time.time()) / (len(students) - done))
+            left = (self.args.deadline - time.time()) / (len(students) - done)
+            seconds = max(1.0, left - max(0.05 * left, 12.0 if cuda else 0.0))  # the rest is for measuring
+            self._say("train on %.1f M tokens for %.0f s", texts.total / 1e6, seconds)
+            told = train(student, texts, seconds, self.work / f"checkpoint-{plan.name}.pt")
+            self.report["students"][plan.name]["training"] = told
             try:
                 self._measure_and_export(student)
             except Exception:
@@ -218,12 +228,6 @@ class Worker:
         self._say("%s rows x tokens fill half of the %.0f GB that are free of %.0f", rows, free / 1e9, total / 1e9)
         return [(max(1, rows[n]), n, share) for n, share in GPU_LENGTHS.items()]
 
-    def _texts(self) -> Texts:
-        """The texts of all workers; one that is late is not waited for."""
-        self._await([self.work / f"text-{k}.done" for k in range(self.args.workers)])
-        paths = sorted(self.work.glob("text-*-*.npz"))
-        return Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
-
     def _most_frequent(self, texts: Texts) -> list[int]:
         """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
         counts, most = texts.counts(self.source.shape.vocab), self.args.vocabulary
@@ -265,27 +269,6 @@ class Worker:
         self.report["students"][plan.name] = about
         self._say("student %s: %s, %.1f M weights, untrained %s", plan.name, shape, weights / 1e6, told["mean"])
         return model
-
-    def _train(self, student: Student, texts: Texts, seconds: float) -> None:
-        """Go on from the last checkpoint; some of the seconds are kept for measuring."""
-        path, start, first = self.work / f"checkpoint-{student.plan.name}.pt", 0.0, time.time()
-        if path.exists():
-            saved = torch.load(path, map_location=self.device, weights_only=True)
-            student.restore(saved["student"])
-            start = saved["share"]
-        last = first + max(1.0, seconds - max(0.05 * seconds, 12.0 if self.device.type == "cuda" else 0.0))
-        self._say("train on %.1f M tokens for %.0f s from %.0f %%", texts.total / 1e6, last - first, start * 100)
-
-        def done() -> float:
-            return min(1.0, start + (1 - start) * (time.time() - first) / (last - first))
-
-        def save(share: float) -> None:
-            part = path.with_suffix(".part")
-            torch.save({"share": share, "student": student.state()}, part)
-            part.replace(path)
-
-        self.report["students"][student.plan.name]["training"] = train(student, texts, done, save)
-        save(1.0)
 
     def _measure_and_export(self, student: Student) -> None:
         name, figures, frequent = student.plan.name, self.report["students"][student.plan.name], self.frequent

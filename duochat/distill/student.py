@@ -158,7 +158,9 @@ def student_of(target: Llama, shape: Shape) -> Llama:
     """A student cut out of the target: its first, last and evenly spaced layers, in the embedding's main directions."""
     student, whole = Llama(shape), {name: value.float().cpu() for name, value in target.state_dict().items()}
     embedding = whole["token_embd.weight"]
-    basis = _main_directions(embedding, shape.width)
+    basis = torch.eye(shape.width)  # orthonormal columns that keep most of the embedding's energy
+    if shape.width < target.shape.width:
+        basis = torch.linalg.eigh(embedding.T @ embedding)[1].flip(1)[:, : shape.width].contiguous()
     student.token_embd.weight.copy_(embedding @ basis)
     student.output_norm.weight.copy_((basis.T @ (whole["output_norm.weight"][:, None] * basis)).diagonal())
     chosen = torch.linspace(0, target.shape.layers - 1, shape.layers).round().long().tolist()
@@ -171,13 +173,6 @@ def student_of(target: Llama, shape: Shape) -> Llama:
                 norm = whole[f"blk.{layer}.{name.partition('_')[0]}_norm.weight"]
                 part.weight.copy_((full * norm)[torch.arange(part.out_features) % len(full)] @ basis)
     return student.to(target.token_embd.weight.device)
-
-
-def _main_directions(embedding: Tensor, width: int) -> Tensor:
-    """Orthonormal columns [target width, width] that keep most of the embedding's energy; identity at full width."""
-    if width == embedding.shape[1]:
-        return torch.eye(width)
-    return torch.linalg.eigh(embedding.T @ embedding)[1].flip(1)[:, :width].contiguous()
 
 
 @torch.no_grad()

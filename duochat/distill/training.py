@@ -11,9 +11,10 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -199,27 +200,44 @@ class Student:
         for mine, saved in zip(self.optimisers, state["optimisers"], strict=True):
             mine.load_state_dict(copy.deepcopy(saved))
 
+    def save(self, path: Path, share: float) -> None:
+        """share: the part of the training that is over."""
+        part = path.with_suffix(".part")
+        torch.save({"share": share, **self.state()}, part)
+        part.replace(path)
 
-def train(student: Student, texts: Texts, done: Callable[[], float], save: Callable[[float], None]) -> dict[str, float]:
-    """Train until `done()` (part of the budget that is spent) reaches 1; `save` runs once a minute.
+    def resume(self, path: Path) -> float:
+        """Go on from what was saved, if it was; returns its share."""
+        if not path.exists():
+            return 0.0
+        saved = torch.load(path, map_location=self.head.tokens.device, weights_only=True)
+        self.restore(saved)
+        return saved["share"]
+
+
+def train(student: Student, texts: Texts, seconds: float, checkpoint: Path) -> dict[str, float]:
+    """Train for so many seconds, a step at least, from the checkpoint on, which is written each minute and at the end.
 
     Returns tokens trained on, steps, and tokens per second without the first steps (compilation).
     """
-    seen = timed = 0
-    began, reported, saved = time.monotonic(), 0.0, time.monotonic()
+    start, seen, timed = student.resume(checkpoint), 0, 0
+    first = began = saved = time.monotonic()
+    reported = 0.0
     speed = lambda: (seen - timed) / (time.monotonic() - began + 1e-9)  # noqa: E731
     for steps, batch in enumerate(texts.batches()):
-        share = done()
+        now = time.monotonic()
+        share = min(1.0, start + (1 - start) * (now - first) / seconds)
         if share >= 1 and steps:
             break
         student.step(batch, share_of_rate(share))
         seen += batch.tokens.numel()
         if steps == 20:
             began, timed = time.monotonic(), seen
-        if time.monotonic() - reported > 10:
-            reported, told = time.monotonic(), (student.plan.name, share * 100, seen / 1e6, speed(), student.loss)
+        if now - reported > 10:
+            reported, told = now, (student.plan.name, share * 100, seen / 1e6, speed(), student.loss)
             log.info("train %s %3.0f %%  %.1f M tokens  %.0f tokens/s  loss %.4f", *told)
-        if time.monotonic() - saved > SAVED_EVERY:
-            save(share)
-            saved = time.monotonic()
+        if now - saved > SAVED_EVERY:
+            student.save(checkpoint, share)
+            saved = now
+    student.save(checkpoint, 1.0)
     return {"tokens": seen, "steps": steps, "tokens_per_s": speed()}

@@ -1,9 +1,9 @@
 """`python -m duochat widen`: a small Llama or Qwen2 in a large one's shape, to time what cannot be fetched.
 
-Its function stays, so timing and acceptance are real (cost-faithful). Hidden states are padded with zeros (RMSNorm:
-weight * sqrt(d/D), eps * d/D); added heads and neurons are random but their output projections are zero, and so are
-those of added layers. Head size h -> nh: rotary pair i goes to pair n*i, which has the same frequency, and the query is
-scaled by sqrt(n). A folder for the torch lane is a recipe: its weights are made on the device at load.
+Its function stays, so timing and acceptance are both real (cost-faithful). Hidden states are padded with zeros
+(RMSNorm: weight * sqrt(d/D), eps * d/D); added heads and neurons are random but their output projections are zero, and
+so are those of added layers. Head size h -> nh: rotary pair i goes to pair n*i, which has the same frequency, and the
+query is scaled by sqrt(n). A folder for the torch lane is a recipe: its weights are made on the device at load.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duochat import DuoChatError, terminal
 from duochat.config import load
 from duochat.models.convert import target_folder
 from duochat.models.fetch import fetch
-from duochat.models.folder import RECIPE, recipe
+from duochat.models.folder import RECIPE, recipe, usable
 
 FAMILIES = ("llama", "qwen2")
 KINDS = ("q4_k_m", "q8_0", "bf16", "f16")  # of a GGUF file
@@ -78,7 +78,9 @@ def write(source: Path, like: str, out: Path) -> None:
     """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
     from transformers import AutoConfig
 
-    large = config(AutoConfig.from_pretrained(source), LIKE[like])
+    with usable(source):
+        small = AutoConfig.from_pretrained(source)
+    large = config(small, LIKE[like])
     out.mkdir(parents=True, exist_ok=True)
     large.save_pretrained(out)
     for name in KEPT:

@@ -120,25 +120,18 @@ class Writer:
         for bucket in range(len(self.seen) if captured else 0):  # while the state is of no meaning: it runs twice
             self._step(bucket)
 
-    def write(self, rows: Sequence[Row]) -> Text:
-        """The text of these rows."""
+    def answer(self, prompts: Sequence[Sequence[int]], temperature: float) -> Text:
+        """The target's answers to whole prompts, each shorter than the length."""
+        rules = (temperature,) * 2, (1, 1), (self.length,) * 2
+        return self.write([Row((list(ids), []), *rules) for ids in prompts], ANSWER)
+
+    def write(self, rows: Sequence[Row], role: int = USER) -> Text:
+        """The text of these rows. role: whose turn it is behind the first stems; the user's is opened before them."""
+        opening = self.chat.opening if role == USER else []
+        self.queue.copy_(self._padded([[*opening, *row.stems[0]] for row in rows]))
         self.follow.copy_(self._padded([[*self.chat.to_user, *row.stems[1]] for row in rows]))
         for name in ("temperature", "shortest", "longest"):
             getattr(self, name).copy_(torch.tensor([getattr(row, name) for row in rows]))
-        return self._run([[*self.chat.opening, *row.stems[0]] for row in rows], USER)
-
-    def answer(self, prompts: Sequence[Sequence[int]], temperature: float) -> Text:
-        """The target's answers to whole prompts, each shorter than the length."""
-        for name, value in ((self.temperature, temperature), (self.shortest, 1), (self.longest, self.length)):
-            name.fill_(value)
-        self.follow.copy_(self._padded([self.chat.to_user]))
-        return self._run(prompts, ANSWER)
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([[*row[: self.length], *[-1] * (self.length - len(row))] for row in rows])
-
-    def _run(self, begun: Sequence[Sequence[int]], role: int) -> Text:
-        self.queue.copy_(self._padded(begun))
         self.token.copy_(self.queue[:, 0])
         self.tokens[:, 0] = self.token
         for state, value in ((self.place, 1), (self.role, role), (self.count, 0), (self.at, 0), (self.answers, 0)):
@@ -147,6 +140,9 @@ class Writer:
             self._step(at // BUCKET)
         found = (self.tokens.int(), self.answers, self.likely, self.logits)
         return Text(*(part.cpu().numpy().copy() for part in found))
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([[*row[: self.length], *[-1] * (self.length - len(row))] for row in rows])
 
     def _step(self, bucket: int) -> None:
         self.play(bucket, lambda: self._advance(self.seen[bucket]))

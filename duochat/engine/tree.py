@@ -158,13 +158,13 @@ class Tree:
         if alive:
             self._rescale(child)
 
-    def graft(self, tokens: Sequence[int], probs: Sequence[float], origin: str = "ngram") -> None:
-        """Hang a chain of tokens from another source below the root, each with its own chance of acceptance."""
+    def graft(self, tokens: Sequence[int], probs: Sequence[float]) -> None:
+        """Hang a chain of tokens from prompt lookup below the root, each with its own chance of acceptance."""
         node = self.root
         for token, prob in zip(tokens, probs, strict=True):
             child = node.child(token)
             if child is None:
-                child = Node(token, node, node.position + 1, prob=prob, rank=1, origin=origin)
+                child = Node(token, node, node.position + 1, prob=prob, rank=1, origin="ngram")
                 self._hang(child)
             elif child.origin == "model":
                 self._agree(child, child.rank, child.prob)

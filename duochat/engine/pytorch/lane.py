@@ -36,7 +36,6 @@ class TorchTarget(Target):
         compile: bool = False,
         graphs: bool = False,
         reproducible: bool = False,
-        attention: str = NAME,
     ) -> None:
         """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
@@ -48,7 +47,7 @@ class TorchTarget(Target):
         self.vocabulary = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
         fixed = loading.fix_rotations(model, context_length)
-        self._forward = Forward(model, capacity, EXACT if reproducible else attention)
+        self._forward = Forward(model, capacity, EXACT if reproducible else NAME)
         self._forward.settle(compile, graphs)
         if fixed:
             self._forward.notes.append(f"Positions ({fixed}) are those of texts of {context_length} tokens.")

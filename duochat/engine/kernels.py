@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -32,15 +33,11 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
     identity = f"{_text(source)}{compiler}{options}{machine.processor()}"
     name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     make = partial(_made, compiler, source, options)
-    try:
+    with suppress(*FAULTS):
         return make(cache_dir() / "kernels" / name)
-    except FAULTS:
-        pass
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return make(Path(folder) / name)
-    except FAULTS:
-        return None
+    with suppress(*FAULTS), tempfile.TemporaryDirectory() as folder:
+        return make(Path(folder) / name)
+    return None
 
 
 def needed(source: Path, *options: str) -> ctypes.CDLL:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from duochat.engine.lanes import Answer, Candidates
@@ -298,11 +298,3 @@ class Tree:
         """The request ends: the ids of the drafted tokens still without a fate, which are now ignored."""
         left, self._open = tuple(self._open), {}
         return left
-
-    def __iter__(self) -> Iterator[Node]:
-        """All nodes from the root down, parents first."""
-        stack = [self.root]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children)

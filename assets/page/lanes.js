@@ -447,11 +447,11 @@
     /** Where a token that was guessed stands in the two lanes: [x, y] of each. */
     way(token) {
       const { rounds, drafts } = this.picture.answer;
-      const middle = ([a, b]) => Math.min(Math.max(this.x((a + b) / 2), ROWS.gutter), this.view.width - 30);
+      const middle = ([a, b]) => Math.min(Math.max(this.x((a + b) / 2), ROWS.gutter + 30), this.view.width - 40);
       const { at, batches } = rounds[drafts.get(token.draft).born];
       return [
-        [middle(batches.at(-1) || at), ROWS.cpu + 5],
-        [middle(rounds[token.round].at), ROWS.gpu + 5],
+        [middle(batches.at(-1) || at), ROWS.cpu + ROWS.lane / 2],
+        [middle(rounds[token.round].at), ROWS.gpu + ROWS.lane / 2],
       ];
     }
 

@@ -28,10 +28,10 @@
       const [frame, goal] = [lanes.canvas.getBoundingClientRect(), origins.boxOf(token)];
       if (!frame.width || !goal) return;
       const stops = lanes.way(token).map(([x, y]) => [frame.left + x, frame.top + y]);
-      const at = ([x, y], opacity) => ({ transform: `translate(${x}px, ${y}px)`, opacity });
+      const at = ([x, y], opacity) => ({ transform: `translate(${x}px, ${y}px) translate(-50%, -50%)`, opacity });
       const node = make("span.dc-travel", { "aria-hidden": "true" }, token.text.trim());
       this.layer.append(node);
-      const steps = [at(stops[0], 0), at(stops[0], 1), at(stops[1], 1), at([goal.left, goal.top], 0.2)];
+      const steps = [at(stops[0], 0), at(stops[0], 1), at(stops[1], 1), at([goal.left + goal.width / 2, goal.top + goal.height / 2], 0.2)];
       node.animate(steps, { duration: TAKES, easing: "ease-in-out" }).onfinish = () => node.remove();
     }
   }

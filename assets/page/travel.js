@@ -9,14 +9,14 @@
   class Travel {
     /** picture: with lanes and origins. layer: over the whole window, takes the tokens. */
     constructor(picture, layer) {
-      Object.assign(this, { picture, layer, last: 0, seen: 0 });
+      Object.assign(this, { picture, layer, last: 0 });
     }
 
     /** Called when the picture is drawn. Places are measured after the frame, when its layout costs nothing more. */
     draw() {
       const { answer } = this.picture;
-      const fresh = answer.tokens.slice(Math.min(this.seen, answer.tokens.length));
-      const token = fresh.findLast(({ kind, text }) => kind === "accepted" && text.trim());
+      if (this.generation !== answer.generation) [this.generation, this.seen] = [answer.generation, 0];
+      const token = answer.tokens.slice(this.seen).findLast(({ kind, text }) => kind === "accepted" && text.trim());
       if (!token || answer.state.finish || performance.now() - this.last < EVERY || reduced()) return;
       this.seen = answer.tokens.length;
       this.last = performance.now();

@@ -388,7 +388,7 @@ def test_the_side_bar_gives_way_when_the_window_shrinks(page: Page) -> None:
     page.wait_for_function("!window.duochat.isOpen('side-bar')")
 
 
-SMALL = """[...document.querySelectorAll('.dc-head button, .dc-reopen, [role=tab], .dc-composer button, .dc-tools button')]
+SMALL = """[...document.querySelectorAll(':is(.dc-head, .dc-composer, .dc-tools) button, .dc-reopen, [role=tab]')]
   .map(b => [b.title || b.textContent, b.getBoundingClientRect()])
   .filter(([, r]) => r.width && (r.width < 44 || r.height < 44)).map(([name, r]) => [name, r.width, r.height])"""
 

@@ -1,7 +1,7 @@
 /* Tokens on their way: now and then a guess that was right goes from the draft's lane over the target's into the text. */
 (() => {
   "use strict";
-  const { make, reduced } = window.duochat;
+  const { make, reduced, ROWS } = window.duochat;
 
   const EVERY = 500; // ms between two tokens that set out
   const TAKES = 1100; // ms on the way
@@ -23,11 +23,23 @@
       setTimeout(() => this.send(token));
     }
 
+    /** Where a token that was guessed stands in the two lanes: [x, y] of each, within their canvas. */
+    way(token) {
+      const { lanes, answer } = this.picture;
+      const middle = ([a, b]) =>
+        Math.min(Math.max(lanes.x((a + b) / 2), ROWS.gutter + 30), lanes.view.width - 40);
+      const { at, batches } = answer.rounds[answer.drafts.get(token.draft).born];
+      return [
+        [middle(batches.at(-1) || at), ROWS.cpu + ROWS.lane / 2],
+        [middle(answer.rounds[token.round].at), ROWS.gpu + ROWS.lane / 2],
+      ];
+    }
+
     send(token) {
       const { lanes, origins } = this.picture;
       const [frame, goal] = [lanes.canvas.getBoundingClientRect(), origins.boxOf(token)];
       if (!frame.width || !goal) return;
-      const stops = lanes.way(token).map(([x, y]) => [frame.left + x, frame.top + y]);
+      const stops = this.way(token).map(([x, y]) => [frame.left + x, frame.top + y]);
       const at = ([x, y], opacity) => ({ transform: `translate(${x}px, ${y}px) translate(-50%, -50%)`, opacity });
       const node = make("span.dc-travel", { "aria-hidden": "true" }, token.text.trim());
       this.layer.append(node);

@@ -16,8 +16,9 @@
     draw() {
       const { answer } = this.picture;
       if (this.generation !== answer.generation) [this.generation, this.seen] = [answer.generation, 0];
+      if (answer.state.finish || performance.now() - this.last < EVERY || reduced()) return;
       const token = answer.tokens.slice(this.seen).findLast(({ kind, text }) => kind === "accepted" && text.trim());
-      if (!token || answer.state.finish || performance.now() - this.last < EVERY || reduced()) return;
+      if (!token) return;
       this.seen = answer.tokens.length;
       this.last = performance.now();
       setTimeout(() => this.send(token));
@@ -26,8 +27,7 @@
     /** Where a token that was guessed stands in the two lanes: [x, y] of each, within their canvas. */
     way(token) {
       const { lanes, answer } = this.picture;
-      const middle = ([a, b]) =>
-        Math.min(Math.max(lanes.x((a + b) / 2), ROWS.gutter + 30), lanes.view.width - 40);
+      const middle = ([a, b]) => Math.min(Math.max(lanes.x((a + b) / 2), ROWS.gutter + 30), lanes.view.width - 40);
       const { at, batches } = answer.rounds[answer.drafts.get(token.draft).born];
       return [
         [middle(batches.at(-1) || at), ROWS.cpu + ROWS.lane / 2],
@@ -36,14 +36,16 @@
     }
 
     send(token) {
-      const { lanes, origins } = this.picture;
+      const { lanes, origins, answer } = this.picture;
+      if (answer.tokens[token.index] !== token) return; // another answer was opened meanwhile
       const [frame, goal] = [lanes.canvas.getBoundingClientRect(), origins.boxOf(token)];
       if (!frame.width || !goal) return;
       const stops = this.way(token).map(([x, y]) => [frame.left + x, frame.top + y]);
       const at = ([x, y], opacity) => ({ transform: `translate(${x}px, ${y}px) translate(-50%, -50%)`, opacity });
       const node = make("span.dc-travel", { "aria-hidden": "true" }, token.text.trim());
       this.layer.append(node);
-      const steps = [at(stops[0], 0), at(stops[0], 1), at(stops[1], 1), at([goal.left + goal.width / 2, goal.top + goal.height / 2], 0.2)];
+      const end = [goal.left + goal.width / 2, goal.top + goal.height / 2];
+      const steps = [at(stops[0], 0), at(stops[0], 1), at(stops[1], 1), at(end, 0.2)];
       node.animate(steps, { duration: TAKES, easing: "ease-in-out" }).onfinish = () => node.remove();
     }
   }

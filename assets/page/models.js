@@ -218,7 +218,7 @@
     }
 
     faults({ failed, error, hardware, used }) {
-      const off = hardware.draft_fault && `Speculation is off: ${hardware.draft_fault}`;
+      const off = hardware.draft_fault && `Guessing is off: ${hardware.draft_fault}`;
       const words = failed.reason || error || off;
       if (!words) return [];
       const again = failed.reason ? failed : { target: used[0], draft: used[1] };

@@ -78,7 +78,7 @@ class Page:
         with gr.Tab("Race", id="race", elem_id="race-tab"):
             race.build(part, self.models.engine)
         with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
-            learn.build(part, self.models.engine)
+            learn.build(part, self.models.engine, self.room.store)
         with gr.Tab("Hardware", id="hardware"):
             hardware.build(part, self.models.engine)
 

@@ -294,4 +294,7 @@ def test_the_curves_and_the_devices_are_told_in_words():
     assert known["curves"] == {"target": [], "draft": [], "sweep": []}
     assert hardware.table(COSTS)["target"] == [(1, 0.05), (8, 0.0535), (16, 0.06)]
     told = hardware.facts({"target_device": "CPU", "target_weight_bytes": 651306240, "target_graphs": False})
-    assert told == {"Target on": "CPU", "its weights": "0.65 GB"}
+    assert told == {
+        "The target runs on": "CPU",
+        hardware.WEIGHTS: "0.61 GiB; cache and working space come on top",
+    }

@@ -594,9 +594,8 @@ def test_the_tree_to_guess_on_is_whole_packed_and_tells_nothing(lesson_page):
     page = lesson_page
     page.click("text=2. Round by round")
     assert page.evaluate("(e => e.scrollHeight <= e.clientHeight)(document.querySelector('.dpl-pick'))")
-    nodes = page.evaluate(
-        r"""[...document.querySelectorAll(".dpl-pick .dp-node")].map(n => n.getAttribute("transform").match(/[0-9.]+/g))"""
-    )
+    places = page.locator(".dpl-pick .dp-node").evaluate_all("nodes => nodes.map(n => n.getAttribute('transform'))")
+    nodes = [re.findall(r"[0-9.]+", place) for place in places]
     columns = Counter(column for column, _ in nodes)
     assert len({row for _, row in nodes}) == max(columns.values())
     assert page.locator(".dpl-pick :is(.dp-node-accepted, .dp-node-correction, .dp-node-rejected)").count() == 0

@@ -505,9 +505,8 @@ def test_the_pair_of_the_command_line_can_be_chosen_again(tmp_path: Path) -> Non
     models.use(pair_of("default"))
     until(lambda: models.settings.target == config.load().target)
     shown = models.models({})
-    assert [p["name"] for p in shown["pairs"] if [p["target"], p["draft"]] == shown["used"]] == [
-        "SmolLM2-135M-Instruct.Q4_1"
-    ]
+    used = [p["name"] for p in shown["pairs"] if [p["target"], p["draft"], p["backend"]] == shown["used"]]
+    assert used == ["SmolLM2-135M-Instruct.Q4_1"]
     until(lambda: not models.state({})["changing"])
     models.use({"target": own.target, "draft": own.draft})
     until(lambda: models.settings.target == own.target)
@@ -521,7 +520,7 @@ def test_a_choice_that_fails_leaves_the_pair_in_use_and_says_why() -> None:
     models.use(pair_of("qwen3-8b"))
     told = until(lambda: models.state({})["failed"])
     assert told == {**pair_of("qwen3-8b"), "backend": "auto", "reason": "It cannot be fetched: go online."}
-    assert models.state({})["used"] == [own.target, own.draft]
+    assert models.state({})["used"] == [own.target, own.draft, own.backend]
     models.engine.fault = ""
     until(lambda: not models.state({})["changing"])
     models.use(told)

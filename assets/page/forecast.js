@@ -78,6 +78,7 @@
         oninput: () => {
           this.values[name] = from(Number(input.value));
           delete this.values.rest; // measured where the sliders stood
+          delete this.values.waited;
           this.label(name);
           this.ask();
         },

@@ -84,7 +84,7 @@
 
   /** The two costs, one alone of each, and the budget. */
   function summary({ curves, threads, fault }) {
-    const [target, draft] = [curves.target[0]?.[1], curves.draft[0]?.[1]];
+    const [target, draft] = [curves.target, curves.draft].map(([first]) => first && Number(first[1].toPrecision(4)));
     if (fault) return make("p", { role: "alert" }, fault);
     if (!target || !draft) return make("p", {}, "Nothing is measured yet: press “Measure again”.");
     const cards = [

@@ -41,7 +41,7 @@
       if (answer.refused) return this.ready.replaceChildren(make("p.dc-fault", {}, answer.refused));
       this.here = answer.here;
       const inUse = (p) => [p.target, p.draft, p.backend].join() === answer.used.join();
-      const fit = answer.pairs.filter((p) => p.fits && !inUse(p)).sort((a, b) => a.target_gib - b.target_gib);
+      const fit = answer.pairs.filter((p) => p.fits && p.backend !== "torch" && !inUse(p)).sort((a, b) => a.target_gib - b.target_gib);
       this.best = fit.at(answer.hardware.shares_cores ? 0 : -1); // without a graphics card each token reads it all slowly
       this.used.replaceChildren(
         ...answer.pairs.filter(inUse).map((p) => this.pair(p, make("span.dc-used", { html: icon("check") }, "In use"))),

@@ -36,9 +36,15 @@ def measured_costs(recording: Recording) -> dict[str, Any]:
     else:
         target, draft = _seen_costs(recording.answer.rounds)
         source = "taken from this answer's own times"
+    target, draft = _digits(target), _digits(draft)
     return {"target": target, "draft": draft, "plain": recording.costs.get("plain") or target, "c": draft / target,
             "budget": target / draft, "widen": hardware.widening(table["target"]), "source": source,
             "curve": len(table["target"]) > 1}  # fmt: skip
+
+
+def _digits(seconds: float) -> float:
+    """In the four digits that are shown: what is computed from them is what a reader computes."""
+    return float(f"{seconds:.4g}")
 
 
 def _seen_costs(rounds: list[Round]) -> tuple[float, float]:
@@ -51,19 +57,20 @@ def _seen_costs(rounds: list[Round]) -> tuple[float, float]:
 
 def arithmetic(costs: Mapping[str, float]) -> list[dict[str, float]]:
     """The budget on this machine, and with a GPU that is 2, 4, 8 times as fast."""
+    forwards = {f: _digits(costs["target"] / f) for f in FASTER}
     return [
-        {"factor": f, "target": costs["target"] / f, "draft": costs["draft"], "budget": costs["budget"] / f}
-        for f in FASTER
+        {"factor": f, "target": target, "draft": costs["draft"], "budget": target / costs["draft"]}
+        for f, target in forwards.items()
     ]
 
 
 def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str, float | None]:
-    """Where this answer lies in the what-if panel."""
+    """Where this answer lies in the what-if panel. gamma: what a step verified of the tokens that fit beside it."""
     stats = recording.answer.stats
     verified = [len(r.pending) for r in recording.answer.rounds if r.pending]
     return {
         "alpha": stats.acceptance_rate if stats.tested else None,
-        "gamma": sum(verified) / len(verified) if verified else None,
+        "gamma": max(1.0, min(costs["budget"], sum(verified) / len(verified))) if verified else None,
         "tau": stats.mean_accepted_length,
         "speedup": stats.rate * costs["plain"] if stats.rate else None,
         "hits": stats.hits / stats.outcomes if stats.outcomes else None,
@@ -76,36 +83,36 @@ def predicted(recording: Recording, costs: Mapping[str, float]) -> dict[str, Any
     point, schedule = measured_point(recording, costs), SCHEDULE_OF.get(recording.options.decoder)
     if not schedule or point["alpha"] is None:
         return None
-    forward, rest = _seen_round(recording.answer.rounds, costs["plain"])
-    gamma, hits = max(1, round(point["gamma"])), point["hits"] or 0.0
-    case = Case(costs["c"], point["alpha"], gamma, 1, hits, costs["widen"], rest)
+    forward, rest, waited = _seen_round(recording.answer.rounds, costs["plain"])
+    gamma, hits = round(point["gamma"]), point["hits"] or 0.0
+    case = Case(costs["c"], point["alpha"], gamma, 1, hits, costs["widen"], rest, waited)
     told = SCHEDULES[schedule](case)
     far = abs((point["speedup"] or told.rate) / told.rate - 1) > FAR
     gap = _gap(told, point["tau"], forward, costs["plain"], shared(recording.hardware)) if far else ""
     return {"schedule": schedule, "case": asdict(case), "rate": told.rate, "gap": gap}
 
 
-def _seen_round(rounds: list[Round], plain: float) -> tuple[float, float]:
-    """Time of a round in which the target worked and rested, mean after the first, in plain forwards."""
+def _seen_round(rounds: list[Round], plain: float) -> tuple[float, float, float]:
+    """Time of a round in which the target worked, rested and, of that, waited for a draft: mean after the first, in
+    plain forwards."""
     pairs = list(pairwise(rounds))
-    if not pairs:
-        return 1.0, 0.0
-    forward = sum(r.ended - r.started for _, r in pairs) / len(pairs)
-    return forward / plain, max(0.0, sum(r.started - before.ended for before, r in pairs) / len(pairs) / plain)
+    times = [(r.ended - r.started, max(0.0, r.started - before.ended), r.waited) for before, r in pairs]
+    forward, rest, waited = (sum(column) / len(pairs) / plain for column in zip(*times, strict=True))
+    return forward, rest, min(rest, waited)
 
 
 def _gap(told: Outcome, tau: float, forward: float, plain: float, beside: bool) -> str:
     """The parts of a round in which a prediction misses, in words."""
     parts = []
     if abs(forward / told.forward - 1) > FAR / 2:
-        why = ": draft and target share one processor" if beside else ""
+        why = " (draft and target share one processor)" if beside else ""
         parts.append(
             f"a step of the target took {1000 * forward * plain:.3g} ms and not "
             f"{1000 * told.forward * plain:.3g} ms as measured alone{why}"
         )
     if abs(tau / told.tokens - 1) > FAR / 2:
         parts.append(
-            f"a step wrote {tau:.2f} tokens where the formula expects {told.tokens:.2f}: it takes every guess to be "
-            "right with the same chance, and real text comes in easy and hard stretches"
+            f"a step wrote {tau:.2f} tokens where the formula expects {told.tokens:.2f} (it takes every guess to be "
+            "right with the same chance; real text comes in easy and hard stretches)"
         )
     return f"What explains the gap: {', and '.join(parts)}." if parts else ""

@@ -19,6 +19,7 @@ class Case:
     """c: T_draft/T_target. alpha: acceptance. gamma: drafted tokens a round. k: sequences. hits: share of outcomes
     prefetched. widen: share of a target step that each verified token adds (0: a forward costs the same at any width).
     rest: time of a round in which the target rested, where it was measured; None: what the schedule makes it wait.
+    waited: the part of it in which it waited for a draft; None: all.
     """
 
     c: float
@@ -28,6 +29,7 @@ class Case:
     hits: float = 0.8
     widen: float = 0.0
     rest: float | None = None
+    waited: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -70,7 +72,8 @@ def prefetch(case: Case) -> Outcome:
     forward = 1 + case.gamma * case.widen
     behind, wait = _behind(case, forward), (1 - case.hits) * case.gamma * case.c
     rest = behind + wait if case.rest is None else case.rest
-    new = case.gamma * min(1.0, max(0.0, rest - behind) / wait) if wait else case.gamma
+    waited = rest if case.waited is None else case.waited
+    new = case.gamma * min(1.0, max(0.0, waited - behind) / wait) if wait else case.gamma
     return Outcome(
         case.hits * emitted(case.alpha, case.gamma) + (1 - case.hits) * emitted(case.alpha, new), forward, rest
     )
@@ -94,7 +97,7 @@ def what_if(measured: Case, own: str = "") -> dict[str, Any]:
     """For the panel: speedups at this γ, each schedule's best γ, curves over γ, and γ* = 1/c.
 
     own: the schedule whose rest was measured; the others wait as their formulas say."""
-    budgets, case = list(range(1, FURTHEST + 1)), replace(measured, rest=None)
+    budgets, case = list(range(1, FURTHEST + 1)), replace(measured, rest=None, waited=None)
     now = {name: schedule(measured if name == own else case).rate for name, schedule in SCHEDULES.items()}
     return {
         "case": asdict(case),
@@ -120,5 +123,5 @@ def case_from(action: Mapping[str, Any]) -> Case:
         k=int(within("k", 1, 8, 1)),
         hits=within("hits", 0, 1, 0.8),
         widen=within("widen", 0, 0.5, 0),
-        rest=None if action.get("rest") is None else within("rest", 0, 100, 0),
+        **{name: within(name, 0, 100, 0) for name in ("rest", "waited") if action.get(name) is not None},
     )

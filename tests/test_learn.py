@@ -280,7 +280,8 @@ def test_the_last_answer_of_a_chat_is_a_lesson(tmp_path):
     assert lessons.recorded({"conversation": chat.id})["said"] == "What is a draft?"
     made = lessons.lesson({"name": "chat", "conversation": chat.id})
     assert "".join(p["text"] for r in made["rounds"] for p in r["places"]) == PROSE
-    assert (made["name"], made["options"]["temperature"], made["costs"]["plain"]) == ("chat", 0.5, 0.05)
+    assert (made["name"], made["options"]["temperature"]) == ("chat", 0.5)
+    assert made["costs"]["plain"] == pytest.approx(0.05)
     for other in ("", "nowhere"):
         with pytest.raises(DuoChatError):
             lessons.lesson({"name": "chat", "conversation": other})

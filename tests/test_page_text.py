@@ -11,6 +11,8 @@ pytest.importorskip("playwright")
 from browsing import WAIT, Server, answered, hovered, send, visit
 from playwright.sync_api import Browser, Page, expect
 
+from duochat.app.prose import render
+
 pytestmark = pytest.mark.browser
 SIZES = """Object.fromEntries(['accepted', 'correction', 'bonus', 'round', 'cursor']
   .map(kind => [kind, CSS.highlights.get(`dc-${kind}`)?.size || 0]))"""
@@ -164,6 +166,19 @@ def test_tokens_travel_from_lane_to_lane_to_the_text_unless_rest_is_asked_for(br
             assert page.evaluate("most") <= 3
             page.wait_for_function("!document.querySelector('.dc-travel')")
         context.close()
+
+
+def test_a_footnote_is_followed_within_its_answer(page: Page) -> None:
+    send(page, "What is it?")
+    answered(page)
+    made = "".join(render("One[^a].\n\n[^a]: The note."))
+    page.evaluate("html => document.querySelector('[data-testid=bot]').insertAdjacentHTML('afterbegin', html)", made)
+    before = page.url
+    page.locator("[data-testid=bot] [role=doc-noteref]").click()
+    assert page.evaluate("document.activeElement.textContent").startswith("The note.")
+    page.get_by_role("doc-backlink").click()
+    assert page.evaluate("document.activeElement.role") == "doc-noteref"
+    assert page.url == before
 
 
 def test_a_continued_answer_is_tinted_from_where_it_went_on(page: Page) -> None:

@@ -20,9 +20,10 @@ from duochat.engine.penalties import changes, paths, penalised
 from duochat.engine.sampling import Sampling, key
 
 SOURCE = Path(__file__).with_suffix(".c")
-FAST = ("-ffast-math",)
 # Sums keep their order, so a row gives the same bits wherever it lies; loops are vectors still.
 ORDERED = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")
+# Not -ffast-math: a library linked with it turns small numbers to 0 in the thread that loads it, a target's too.
+FAST = (*ORDERED, "-fassociative-math", "-freciprocal-math")
 REACH = 6.0  # greedy: tokens whose logit is this far below the best are cut, their weight is estimated
 NOISY_REACH = 8.0  # T > 0: the same in logits/T; in a chat, noise would lift a cut token to the top once in 100
 MOST = 512  # T > 0: no more tokens than this get noise after a filter

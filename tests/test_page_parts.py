@@ -724,6 +724,7 @@ def test_a_pair_that_differs_in_its_backend_alone_is_another_one() -> None:
     until(lambda: models.settings.backend == "torch")
     assert models.settings.dtype == "fp32"
     used = models.state({})["used"]
+    assert used[2] == "torch"
     assert [[p["target"], p["draft"], p["backend"]] for p in models.models({})["pairs"]].count(used) == 1
     models.use({"context_length": 2048})
     until(lambda: models.settings.context_length == 2048)

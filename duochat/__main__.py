@@ -261,7 +261,7 @@ def models(args: argparse.Namespace) -> int:
     for entry in entries:
         s, here = entry.settings, {0: "no", 1: "in part", 2: "yes"}[entry.target_cached + entry.draft_cached]
         print(f"{entry.name:<24} {s.target_gib:>10g} {s.draft_gib:>10g}  {here:<8} {_fits(entry)}")
-        print(f"    {s.description}{sentence.get(s.target, '')}")
+        print(f"    {s.description}{sentence.get(s.target, '') if s.backend != 'torch' else ''}")
     print(f"\n{'ON THIS DISK':<40} {'GiB':>6}  {'KIND':<8} {'QUANT':<8} FITS HERE")
     for model in found:
         print(f"{model.name:<40} {model.size:>6.1f}  {model.architecture:<8} {model.quantization:<8} {_fits(model)}")

@@ -159,7 +159,7 @@ def broken(*_):
     ("kernel", "name", "notes"),
     [
         (plain, TREE, []),
-        (broken, NAME, ["The attention kernel failed: no such layout"]),
+        (broken, NAME, ["The attention kernel failed: CompilationError: no such layout"]),
         (lambda *inputs: -plain(*inputs), NAME, ["The attention kernel gave other logits"]),
         (None, NAME, []),  # no Triton
     ],

@@ -578,8 +578,8 @@ SERVER = Path(__file__).parent / "fake_llama_server.py"
 @pytest.fixture
 def started(tmp_path):
     """Makes the peers of a pair of files on the fake server."""
-    engine = Pair(FakeTarget(), FakeDrafter(), costs=costs())
-    engine.target.eos, engine.describe = frozenset({2}), lambda: {"target_gpu_layers": 33}
+    engine = Pair(FakeTarget(eos={2}), FakeDrafter(), costs=costs())
+    engine.describe = lambda: {"target_gpu_layers": 33}
     for name in ("target.gguf", "draft.gguf"):
         toy_models.write_gguf(tmp_path / name)
 

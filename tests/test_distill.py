@@ -87,19 +87,10 @@ def write_target(path, family):
 
 
 def _add_model(writer, model):
-    s = model.shape
-    for name, value in (
-        ("block_count", s.layers),
-        ("context_length", s.context),
-        ("embedding_length", s.width),
-        ("feed_forward_length", s.ffn),
-        ("head_count", s.heads),
-        ("head_count_kv", s.kv_heads),
-        ("rope_freq_base", s.rope_base),
-        ("rope_dimension_count", s.head_width),
-        ("layer_norm_rms_eps", s.norm_eps),
-    ):
-        getattr(writer, f"add_{name}")(value)
+    for name, key in gguf_file.KEYS.items():
+        value = getattr(model.shape, name)
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{writer.arch}.{key}", value)
+    writer.add_rope_dimension_count(model.shape.head_width)
     for name, value in model.state_dict().items():
         writer.add_tensor(name, value.numpy())
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):

@@ -139,6 +139,16 @@ def path_of(context: list[int], node: Node) -> list[int]:
     return context + tail[::-1]
 
 
+def cells(draft) -> int:
+    """Cells that hold a token."""
+    return len(draft._cache.tokens) + draft._cache._grown
+
+
+def sequences(draft) -> int:
+    """Sequences that hold a branch."""
+    return len(draft._cache._tips)
+
+
 def tolerance() -> float:
     return FUSED_TOLERANCE if llama_module.MANY_CORES == 1 else TOLERANCE
 
@@ -187,8 +197,8 @@ def test_what_the_tree_holds_is_not_decoded_again(draft, monkeypatch):
     draft.expand(context, [a, b, grow(a, 3), grow(a, 4), grow(b, 5)], GREEDY, never)
     monkeypatch.setattr(draft._llama, "decode", lambda *_, **__: pytest.fail("decoded again"))
     draft.expand([*context, 1], [a, *a.children], GREEDY, never)
-    assert draft._cache.cells == 5 + 2
-    assert draft._cache.sequences == 2
+    assert cells(draft) == 5 + 2
+    assert sequences(draft) == 2
 
 
 def test_random_trees_equal_separate_runs(draft, alone, rows):
@@ -220,8 +230,8 @@ def test_random_trees_equal_separate_runs(draft, alone, rows):
         for node in living:
             living.extend(node.children)
         draft.expand(context, [root], sampling, never)
-        assert draft._cache.cells <= len(context) + len(living) - 1
-        assert draft._cache.sequences <= len(living)
+        assert cells(draft) <= len(context) + len(living) - 1
+        assert sequences(draft) <= len(living)
 
 
 def cells_in_cache(draft) -> set[int]:
@@ -242,9 +252,9 @@ def test_sequences_do_not_leak(draft):
         draft.expand(context, [*{*nodes}], GREEDY, never)
         context = [*context, nodes[0].token, 7]
     draft.expand(context, [root_of(context)], GREEDY, never)
-    assert draft._cache.cells == len(context)
+    assert cells(draft) == len(context)
     assert cells_in_cache(draft) == set(draft._cache._tips)
-    assert draft._cache.sequences <= 1
+    assert sequences(draft) <= 1
 
 
 def test_more_branches_than_sequences_begin_the_tree_anew(draft, alone, rows):
@@ -253,7 +263,7 @@ def test_more_branches_than_sequences_begin_the_tree_anew(draft, alone, rows):
     nodes = [grow(root, t) for t in range(VOCABULARY - 1)]
     for start in range(0, len(nodes), 20):
         found, _ = draft.expand(context, nodes[start : start + 20], GREEDY, never)
-        assert draft._cache.sequences == start % 120 + len(found)
+        assert sequences(draft) == start % 120 + len(found)
     check(draft, alone, rows, context, [grow(node, 1) for node in nodes[:20]])
     check(draft, alone, rows, context, [grow(grow(node, 1), 2) for node in nodes[:280:20]])
 
@@ -264,7 +274,7 @@ def test_the_same_node_at_many_settings_takes_no_room(draft, alone, rows):
     child = grow(root, 1)
     for seed in range(150):
         draft.expand(context, [root, child], Sampling(temperature=1.0, seed=seed), never)
-    assert (draft._cache.cells, draft._cache.sequences) == (4, 1)
+    assert (cells(draft), sequences(draft)) == (4, 1)
     check(draft, alone, rows, context, [root, child, grow(child, 2)], Sampling(temperature=1.0))
 
 
@@ -276,7 +286,7 @@ def test_deep_trees_are_begun_anew_when_cells_run_out(draft, alone, rows):
         for depth in range(60):
             draft.expand(context, [tip], GREEDY, never)
             tip = grow(tip, depth)
-        assert draft._cache.cells <= 3 + 1024
+        assert cells(draft) <= 3 + 1024
     check(draft, alone, rows, context, [tip, grow(grow(root, 0), 5)])
 
 
@@ -322,7 +332,7 @@ def test_cancelled_prompt_goes_on_from_where_it_was(draft, alone, rows):
 
     with pytest.raises(Cancelled):
         draft.expand(context, [root_of(context)], GREEDY, cancelled)
-    assert draft._cache.cells % 64 == 0
+    assert cells(draft) % 64 == 0
     check(draft, alone, rows, context, [root_of(context)])
 
 
@@ -334,12 +344,12 @@ def test_interrupted_batch_leaves_the_cache_sound(draft, alone, rows, monkeypatc
     draft.expand(context, [root, a], GREEDY, never)
     nodes = {"continue": [grow(a, 2)], "fork": [grow(root, 2), grow(a, 2), grow(a, 3)], "again": [root, a]}[when]
     sampling = Sampling(temperature=1) if when == "again" else GREEDY
-    used = (3, 0) if when == "again" else (draft._cache.cells, draft._cache.sequences)  # other settings, other tree
+    used = (3, 0) if when == "again" else (cells(draft), sequences(draft))  # other settings, other tree
     run = draft._llama.decode
     monkeypatch.setattr(draft._llama, "decode", lambda *x, **k: (draft.interrupt(), run(*x, **k)))
     with pytest.raises(Cancelled):
         draft.expand(context, nodes, sampling, never)
-    assert (draft._cache.cells, draft._cache.sequences) == used
+    assert (cells(draft), sequences(draft)) == used
     monkeypatch.setattr(draft._llama, "decode", run)
     check(draft, alone, rows, context, nodes, sampling)
     check(draft, alone, rows, context, [grow(n, 4) for n in nodes], sampling)
@@ -351,7 +361,7 @@ def test_a_long_batch_asks_whether_it_is_cancelled(draft, alone, rows):
     asked = iter([False, False])
     with pytest.raises(Cancelled):
         draft.expand(context, [root_of(context)], GREEDY, lambda: next(asked, True))
-    assert draft._cache.cells == 0
+    assert cells(draft) == 0
     check(draft, alone, rows, context, [root_of(context)])
 
 
@@ -397,7 +407,7 @@ def test_any_sequence_of_tokens_is_a_context(draft, alone, rows):
     for context in [(1, 2, 3), (1, 2, 3, 4), (1, 2), (1, 5), (1, 2, 3), (1, 2)]:
         answer, _ = draft.expand(context, [root_of(list(context))], GREEDY, never)
         np.testing.assert_allclose(rows[id(answer[0])][0], alone.logits(list(context)), atol=tolerance())
-        assert draft._cache.cells == len(context)
+        assert cells(draft) == len(context)
 
 
 def test_cancelled_before_the_call(draft):
@@ -488,7 +498,7 @@ def test_a_conversation_beyond_the_cache(draft, monkeypatch):
     with pytest.raises(DuoChatError, match="context_length"):
         draft.expand(context, [root_of(context)], GREEDY, never)
     draft.expand(context[:9], [root_of(context[:9])], GREEDY, never)
-    assert draft._cache.cells == 9
+    assert cells(draft) == 9
 
 
 def test_a_cache_larger_than_the_memory(tiny):

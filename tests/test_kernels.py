@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -71,3 +73,18 @@ def test_a_compiler_that_fails(source, monkeypatch):
     assert kernels.library(source) is None
     with pytest.raises(DuoChatError, match="No C compiler here can build"):
         kernels.needed(source)
+
+
+LOADED = """
+import numpy as np
+from duochat.engine import choosing
+from duochat.engine.native.library import _library
+choosing.kernel(), choosing.kernel(exact=True), _library(), _library("target")
+assert (np.full(64, 1e-40, np.float32) * np.float32(1)).all()
+"""
+
+
+def test_a_kernel_leaves_small_numbers_to_others():
+    """Linked with fast mathematics it set them to 0 in the thread that loaded it: a target said something else then."""
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]

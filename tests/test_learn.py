@@ -1,6 +1,7 @@
 """Learn and Hardware: predictions against the design's table, explanations, exercises, calibration figures."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from simulated import PROSE, SimulatedEngine, Simulation
@@ -8,6 +9,7 @@ from simulated import PROSE, SimulatedEngine, Simulation
 from duochat import DuoChatError
 from duochat.app import hardware, learn, prediction
 from duochat.app.prediction import Case, best, case_from, what_if
+from duochat.app.store import Store
 from duochat.chat.answer import Step
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording
@@ -34,37 +36,53 @@ def recording(costs=COSTS, **settings):
 def test_the_schedules_reproduce_the_table_of_the_design(c, alpha, chain, sequential, prefetch):
     """Each at its best: the paper's at γ* = 1/c, prefetch up to γ*, in turns at any γ."""
     case = Case(c, alpha, gamma=1 / c)
-    found = (prediction.chain(case), best("sequential", case, 64)[1], best("prefetch", case, int(1 / c))[1])
+    found = (prediction.chain(case).rate, best("sequential", case, 64)[1], best("prefetch", case, int(1 / c))[1])
     assert found == pytest.approx((chain, sequential, prefetch), abs=0.005)
 
 
 def test_a_draft_that_is_always_right_gains_all_that_fits():
     case = Case(c=0.25, alpha=1.0, gamma=4)
-    assert prediction.sequential(case) == pytest.approx(5 / 2)
-    assert prediction.chain(case) == pytest.approx(4)
+    assert prediction.sequential(case).rate == pytest.approx(5 / 2)
+    assert prediction.chain(case).rate == pytest.approx(4)
 
 
 def test_a_draft_that_is_always_wrong_never_gains():
     case = Case(c=0.25, alpha=0.0, gamma=4, hits=0.0)
-    assert prediction.sequential(case) == pytest.approx(0.5)
-    assert prediction.chain(case) == pytest.approx(1.0)
-    assert prediction.prefetch(case) < 1
+    assert prediction.sequential(case).rate == pytest.approx(0.5)
+    assert prediction.chain(case).rate == pytest.approx(1.0)
+    assert prediction.prefetch(case).rate < 1
 
 
 def test_in_turns_one_token_loses_exactly_when_alpha_is_below_c():
-    assert prediction.sequential(Case(c=0.3, alpha=0.29, gamma=1)) < 1 < prediction.sequential(Case(0.3, 0.31, 1))
+    assert (
+        prediction.sequential(Case(c=0.3, alpha=0.29, gamma=1)).rate
+        < 1
+        < prediction.sequential(Case(0.3, 0.31, 1)).rate
+    )
 
 
 def test_more_sequences_help_where_the_budget_is_large_and_the_draft_unsure():
-    large = {k: prediction.chain(Case(1 / 24, 0.5, 24, k=k)) for k in (1, 2, 4)}
-    small = {k: prediction.chain(Case(1 / 4, 0.8, 4, k=k)) for k in (1, 4)}
+    large = {k: prediction.chain(Case(1 / 24, 0.5, 24, k=k)).rate for k in (1, 2, 4)}
+    small = {k: prediction.chain(Case(1 / 4, 0.8, 4, k=k)).rate for k in (1, 4)}
     assert large[1] < large[2] < large[4]
     assert small[4] < small[1]
 
 
 def test_wider_forwards_that_cost_more_lower_every_schedule():
     for schedule in prediction.SCHEDULES.values():
-        assert schedule(Case(0.1, 0.7, 8, widen=0.1)) < schedule(Case(0.1, 0.7, 8))
+        assert schedule(Case(0.1, 0.7, 8, widen=0.1)).rate < schedule(Case(0.1, 0.7, 8)).rate
+
+
+def test_a_measured_rest_takes_the_place_of_what_the_schedule_would_wait():
+    """Nothing waits after a miss: then it has nothing to test and brings one token."""
+    case = Case(c=0.1, alpha=0.5, gamma=5, hits=0.6)
+    told, waits = prediction.prefetch(replace(case, rest=0.0)), prediction.prefetch(case)
+    assert (told.tokens, told.rest) == (pytest.approx(0.6 * waits.tokens + 0.4), 0)
+    assert prediction.prefetch(replace(case, rest=waits.rest)) == pytest.approx(waits)
+    assert prediction.sequential(replace(case, rest=1.0)).rate == pytest.approx(prediction.emitted(0.5, 5) / 2)
+    now = what_if(replace(case, rest=0.0), "prefetch")["now"]
+    assert now["prefetch"] == told.rate
+    assert now["sequential"] == prediction.sequential(case).rate
 
 
 def test_the_panel_gets_curves_and_the_best_budget():
@@ -162,6 +180,37 @@ def test_costs_come_from_the_calibration_or_else_from_the_answer_itself():
     assert "own times" in seen["source"]
 
 
+@pytest.mark.parametrize("name", [name for name in learn.RECORDED if name != "h200-autoregressive"])
+def test_a_prediction_of_a_recording_is_near_or_its_gap_is_explained(name):
+    """Its own hits and waits were not asked: 2.62 times was predicted where 0.98 was measured, without a reason."""
+    made = learn.lesson(learn.recorded(name), name)
+    told, point = made["predicted"], made["measured"]
+    assert told["case"]["hits"] == pytest.approx(point["hits"])
+    assert told["case"]["rest"] > 0
+    assert (abs(point["speedup"] / told["rate"] - 1) > 0.15) == bool(told["gap"])
+
+
+def test_predictions_of_the_recorded_answers():
+    told = {name: learn.lesson(learn.recorded(name))["predicted"] for name in ("h200-duotree", "formula")}
+    assert told["h200-duotree"]["rate"] == pytest.approx(1.90, rel=0.1)
+    assert "took 314 ms and not" in told["formula"]["gap"]
+    assert "share one processor" in told["formula"]["gap"]
+    assert learn.lesson(learn.recorded("h200-autoregressive"))["predicted"] is None
+
+
+def test_the_first_chapter_speaks_of_the_recordings_machine():
+    """It said "CPU and GPU" and "costs little more" also where both shared a processor and eight cost a third more."""
+    on_card, on_cores = (
+        " ".join(learn.lesson(learn.recorded(n))["chapters"][0]["text"]) for n in ("h200-duotree", "formula")
+    )
+    assert "large target model on the GPU" in on_card
+    assert "took 1.02 times as long" in on_card
+    assert "there is no GPU here" in on_cores
+    assert "took 1.14 times as long" in on_cores
+    own = recording(costs={})
+    assert "eight tokens took" not in learn.lesson(own)["chapters"][0]["text"][0]
+
+
 def test_a_faster_gpu_makes_the_budget_smaller():
     budgets = [row["budget"] for row in learn.arithmetic(learn.measured_costs(recording()))]
     assert budgets == sorted(budgets, reverse=True)
@@ -182,7 +231,8 @@ def test_exercises_have_answers_that_follow_from_the_record():
 
 def test_figures_of_a_stand_in_say_what_it_stands_for():
     recording = Recording.read((learn.TRACES / "h200-duotree.jsonl").read_text("utf-8").splitlines())
-    assert "the shape of llama-2-7b (cost-faithful) on NVIDIA H200" in learn.lesson(recording)["device"]
+    assert "the size and the cost of llama-2-7b" in learn.lesson(recording)["device"]
+    assert "on NVIDIA H200" in learn.lesson(recording)["device"]
 
 
 def test_the_lesson_is_json_and_has_a_word_for_everything():
@@ -217,6 +267,26 @@ def test_an_own_prompt_becomes_a_lesson_with_this_machines_costs():
     assert lessons.progress({"ticket": ticket})["result"]["costs"]["budget"] == pytest.approx(5)
 
 
+def test_the_last_answer_of_a_chat_is_a_lesson(tmp_path):
+    """Whoever asks something of their own learns most from it."""
+    store = Store(tmp_path / "c.db")
+    chat = store.create()
+    asked = store.add(chat.id, None, "user", "What is a draft?")
+    steps = [replace(s, round=replace(s.round, plain=0.05)) for s in recording().answer.steps]
+    said = store.add(chat.id, asked.id, "assistant", PROSE, {"options": {"decoder": "duotree", "temperature": 0.5}})
+    lessons = learn.Lessons(SimulatedEngine(), store)
+    assert lessons.recorded({"conversation": chat.id})["said"] == ""
+    store.update(said.id, PROSE, steps=steps)
+    assert lessons.recorded({"conversation": chat.id})["said"] == "What is a draft?"
+    made = lessons.lesson({"name": "chat", "conversation": chat.id})
+    assert "".join(p["text"] for r in made["rounds"] for p in r["places"]) == PROSE
+    assert (made["name"], made["options"]["temperature"]) == ("chat", 0.5)
+    assert made["costs"]["plain"] == pytest.approx(0.05)
+    for other in ("", "nowhere"):
+        with pytest.raises(DuoChatError):
+            lessons.lesson({"name": "chat", "conversation": other})
+
+
 # -- hardware --------------------------------------------------------------------------------------------------------
 
 
@@ -225,4 +295,7 @@ def test_the_curves_and_the_devices_are_told_in_words():
     assert known["curves"] == {"target": [], "draft": [], "sweep": []}
     assert hardware.table(COSTS)["target"] == [(1, 0.05), (8, 0.0535), (16, 0.06)]
     told = hardware.facts({"target_device": "CPU", "target_weight_bytes": 651306240, "target_graphs": False})
-    assert told == {"Target on": "CPU", "its weights": "0.65 GB"}
+    assert told == {
+        "The target runs on": "CPU",
+        hardware.WEIGHTS: "0.61 GiB; cache and working space come on top",
+    }

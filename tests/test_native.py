@@ -211,7 +211,7 @@ class Pair:
             assert alike(one, alone(self.lonely, path_of(context, node), sampling))
         cache = self.ours._cache
         cells = [*cache._trunk, *(entry.cell for entry in cache.end.below())]
-        assert len(cells) == cache.cells
+        assert len(cells) == len(cache.tokens) + cache._grown
         assert sorted(cells + cache._free) == list(range(300 + TREE_CELLS))
 
     def cut_short(self, context, nodes, sampling, asks):
@@ -291,7 +291,7 @@ def test_what_the_tree_holds_is_not_decoded_again(draft, monkeypatch):
     again = decoded(draft, monkeypatch)
     draft.expand([*context, 1], [a, *a.children], GREEDY, never)
     assert again == []
-    assert draft._cache.cells == 5 + 2
+    assert len(draft._cache.tokens) + draft._cache._grown == 5 + 2
 
 
 def test_a_tree_that_fills_the_cache_is_begun_anew(toys):
@@ -366,7 +366,7 @@ def test_cancelled_before_the_call(draft):
 def test_a_token_that_the_draft_does_not_know(draft, token):
     with pytest.raises(DuoChatError, match="token"):
         draft.expand([1, token], [root_of([1, token])], GREEDY, never)
-    assert draft._cache.cells == 0
+    assert draft._cache._grown == len(draft._cache.tokens) == 0
     draft.expand([1, 2], [root_of([1, 2])], GREEDY, never)
 
 
@@ -401,13 +401,10 @@ def test_a_cache_larger_than_the_memory(toys):
 
 
 def build(folder, *options, compiler="gcc"):
-    """The driver, compiled as the kernels are: without fast mathematics when it is linked."""
+    """The driver, compiled as the kernels are."""
     made = folder / "driver"
-    compile = [compiler, "-pthread", "-O1", *options]
-    subprocess.run(
-        [*compile, "-ffast-math", "-c", HERE / "native_driver.c", "-o", f"{made}.o"], check=True, timeout=300
-    )
-    subprocess.run([*compile, f"{made}.o", "-o", made, "-lm"], check=True, timeout=60)
+    command = [compiler, "-pthread", "-O1", *options, *choosing.FAST, HERE / "native_driver.c", "-o", made, "-lm"]
+    subprocess.run(command, check=True, timeout=300)
     return made
 
 

@@ -388,8 +388,13 @@ def test_the_side_bar_gives_way_when_the_window_shrinks(page: Page) -> None:
     page.wait_for_function("!window.duochat.isOpen('side-bar')")
 
 
+SMALL = """[...document.querySelectorAll(':is(.dc-head, .dc-composer, .dc-tools) button, .dc-reopen, [role=tab]')]
+  .map(b => [b.title || b.textContent, b.getBoundingClientRect()])
+  .filter(([, r]) => r.width && (r.width < 44 || r.height < 44)).map(([name, r]) => [name, r.width, r.height])"""
+
+
 def test_390_pixels(browser: Browser, server: Server) -> None:
-    """Nothing overflows on a telephone; picture, side bar and settings open over the chat."""
+    """Nothing overflows on a telephone, fingers hit what they aim at; picture and side bar open over the chat."""
     context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
     page = context.new_page()
     visit(page, server.url)
@@ -400,6 +405,11 @@ def test_390_pixels(browser: Browser, server: Server) -> None:
     assert box
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 390
+    assert page.evaluate(SMALL) == []
+    tabs, head = page.get_by_role("tab", name="Hardware").bounding_box(), page.locator(".dc-head").bounding_box()
+    assert tabs
+    assert head
+    assert tabs["x"] + tabs["width"] <= head["x"] + 1
     page.get_by_role("button", name="Live picture (").click()
     expect(page.locator(".dp-sentence")).to_be_visible(timeout=WAIT)
     page.get_by_role("button", name="Live picture (").click()

@@ -140,6 +140,7 @@ def test_the_settings_hold_the_focus_and_give_it_back(page: Page) -> None:
     page.locator(".dc-composer textarea").focus()
     page.keyboard.press("Alt+s")
     page.wait_for_function(within)
+    expect(page.locator("#decoder input:checked")).to_be_focused()
     for key in ["Tab"] * 30 + ["Shift+Tab"] * 35:
         page.keyboard.press(key)
         assert page.evaluate(within)

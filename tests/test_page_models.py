@@ -64,7 +64,7 @@ def test_models_of_a_folder_are_listed_with_drafts_and_loaded(page: Page, toys: 
     target.get_by_role("button", name="Load").click()
     expect(page.locator(".dc-chip")).to_contain_text("target", timeout=WAIT)
     used = sheet.locator(".dc-pair", has=page.locator(".dc-used"))
-    expect(used).to_contain_text("target with larger-draft", timeout=WAIT)
+    expect(used).to_contain_text("drafted by larger-draft", timeout=WAIT)
     page.keyboard.press("Escape")
     page.reload()
     sheet = opened(page)
@@ -103,3 +103,25 @@ def test_a_download_shows_how_far_it_is_and_can_be_cancelled(page: Page) -> None
     line.get_by_role("button", name="Cancel").click()
     expect(line).to_be_empty(timeout=WAIT)
     expect(sheet.locator(".dc-pair", has=page.locator(".dc-used"))).to_contain_text("SmolLM2")
+
+
+def test_a_forecast_says_what_it_does_waits_for_an_answer_and_can_be_cancelled(page: Page) -> None:
+    """It held the page's only call for a minute, beside whatever was being answered."""
+    send(page, "LONG, please")
+    page.locator(".theirs").wait_for()
+    sheet = opened(page)
+    foresight = sheet.locator(".dc-foresight")
+    foresight.get_by_role("button", name="How fast").click()
+    expect(foresight).to_contain_text("Waiting for the answer under way", timeout=WAIT)
+    foresight.get_by_role("button", name="Cancel").click()
+    expect(foresight.get_by_role("button", name="How fast")).to_be_visible(timeout=WAIT)
+
+
+def test_the_pair_for_teaching_is_one_click_away(page: Page) -> None:
+    sheet = opened(page)
+    pair = sheet.get_by_role("region", name="SmolLM2-135M-Instruct on PyTorch")
+    pair.get_by_role("button", name="Load").click()
+    expect(sheet.locator(".dc-pair", has=page.locator(".dc-used"))).to_contain_text("on PyTorch", timeout=WAIT)
+    first = sheet.get_by_role("region", name="SmolLM2-135M-Instruct", exact=True)
+    first.get_by_role("button", name="Load").click()
+    expect(sheet.locator(".dc-pair", has=page.locator(".dc-used"))).not_to_contain_text("on PyTorch", timeout=WAIT)

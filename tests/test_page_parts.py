@@ -568,13 +568,12 @@ def test_the_pair_of_the_command_line_can_be_chosen_again(tmp_path: Path) -> Non
     shown = models.models({})
     first = shown["pairs"][0]
     assert (first["name"], first["description"]) == ("my", "the pair that DuoChat was started with")
-    assert shown["used"] == [first["target"], first["draft"]]
+    assert shown["used"] == [first["target"], first["draft"], "auto"]
     models.use(pair_of("default"))
     until(lambda: models.settings.target == config.load().target)
     shown = models.models({})
-    assert [p["name"] for p in shown["pairs"] if [p["target"], p["draft"]] == shown["used"]] == [
-        "SmolLM2-135M-Instruct.Q4_1"
-    ]
+    used = [p["name"] for p in shown["pairs"] if [p["target"], p["draft"], p["backend"]] == shown["used"]]
+    assert used == ["SmolLM2-135M-Instruct.Q4_1"]
     until(lambda: not models.state({})["changing"])
     models.use({"target": own.target, "draft": own.draft})
     until(lambda: models.settings.target == own.target)
@@ -587,8 +586,8 @@ def test_a_choice_that_fails_leaves_the_pair_in_use_and_says_why() -> None:
     models = Models(Changing(own, "It cannot be fetched: go online."), own)
     models.use(pair_of("qwen3-8b"))
     told = until(lambda: models.state({})["failed"])
-    assert told == {**pair_of("qwen3-8b"), "reason": "It cannot be fetched: go online."}
-    assert models.state({})["used"] == [own.target, own.draft]
+    assert told == {**pair_of("qwen3-8b"), "backend": "auto", "reason": "It cannot be fetched: go online."}
+    assert models.state({})["used"] == [own.target, own.draft, own.backend]
     models.engine.fault = ""
     until(lambda: not models.state({})["changing"])
     models.use(told)
@@ -668,6 +667,7 @@ def test_how_fast_pairs_would_be_is_asked_of_a_process_of_its_own(toys: Path, mo
     own = config.load(models_folder=str(toys))
     models = Models(Changing(own), own)
     models.forecast({})
+    until(lambda: not models.state({})["forecasting"])
     found = {m["name"]: m["forecast"] for m in models.local({})["models"]}
     assert found == {
         "target": {"sentence": "about 2 tokens/s"},
@@ -675,6 +675,62 @@ def test_how_fast_pairs_would_be_is_asked_of_a_process_of_its_own(toys: Path, mo
         "small-draft": None,
         "other": None,
     }
+
+
+class Answering(Changing):
+    """How many answers are under way is set by the test."""
+
+    requests = 0
+
+    def status(self) -> dict[str, Any]:
+        return {**super().status(), "requests": self.requests}
+
+
+def test_a_forecast_gives_way_to_an_answer_and_ends_when_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside an answer it falsified its own figures and took the processor from the answer."""
+    begun = tmp_path / "begun"
+    script = f"open({str(begun)!r}, 'a').write('x'); import time; time.sleep(60)"
+    monkeypatch.setattr(picker, "FORECAST", (sys.executable, "-c", script))
+    engine = Answering(config.load())
+    models = Models(engine, config.load())
+    engine.requests = 1
+    models.forecast({})
+    until(lambda: models.state({})["forecasting"].startswith("waiting"))
+    assert not begun.exists()
+    engine.requests = 0
+    until(lambda: begun.exists() and begun.read_text() == "x")
+    engine.requests = 1
+    until(lambda: models.state({})["forecasting"].startswith("waiting"))
+    engine.requests = 0
+    until(lambda: begun.read_text() == "xx")
+    models.cancel({"of": "forecast"})
+    until(lambda: not models.state({})["forecasting"])
+
+
+def test_a_forecast_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picker, "FORECAST", (sys.executable, "-c", "raise SystemExit('No room on the disk.')"))
+    models = Models(Changing(config.load()), config.load())
+    models.forecast({})
+    until(lambda: not models.state({})["forecasting"])
+    assert models.state({})["unforeseen"] == "No room on the disk."
+
+
+def test_a_pair_that_differs_in_its_backend_alone_is_another_one() -> None:
+    own = config.load()
+    models = Models(Changing(own), own)
+    models.use({"target": own.target, "draft": own.draft, "backend": "torch"})
+    until(lambda: models.settings.backend == "torch")
+    assert models.settings.dtype == "fp32"
+    used = models.state({})["used"]
+    assert used[2] == "torch"
+    assert [[p["target"], p["draft"], p["backend"]] for p in models.models({})["pairs"]].count(used) == 1
+    models.use({"context_length": 2048})
+    until(lambda: models.settings.context_length == 2048)
+    assert models.settings.backend == "torch"
+    models.use({"target": own.target, "draft": own.draft, "backend": own.backend})
+    until(lambda: models.settings.backend == own.backend)
 
 
 def test_the_context_is_loaded_anew_with_another_length() -> None:

@@ -11,6 +11,8 @@ pytest.importorskip("playwright")
 from browsing import WAIT, Server, answered, hovered, send, visit
 from playwright.sync_api import Browser, Page, expect
 
+from duochat.app.prose import render
+
 pytestmark = pytest.mark.browser
 SIZES = """Object.fromEntries(['accepted', 'correction', 'bonus', 'round', 'cursor']
   .map(kind => [kind, CSS.highlights.get(`dc-${kind}`)?.size || 0]))"""
@@ -135,17 +137,23 @@ def test_the_tint_is_full_while_it_is_written_or_looked_at_and_quiet_else(
     context.close()
 
 
+WATCH = r"""() => { window.seen = []; window.most = 0;
+  const places = n => n.getAnimations()[0].effect.getKeyframes()
+    .map(k => k.transform.match(/-?[\d.]+/g).map(Number));
+  new MutationObserver(() => {
+    const now = [...document.querySelectorAll('.dc-travel')];
+    const { y } = document.querySelector('.dp-canvas').getBoundingClientRect();
+    most = Math.max(most, now.length);
+    for (const n of now) if (!seen.some(([m]) => m === n)) seen.push([n, n.textContent, y, ...places(n)]);
+  }).observe(document.querySelector('.dc-tips'), { childList: true }); }"""
+
+
 def test_tokens_travel_from_lane_to_lane_to_the_text_unless_rest_is_asked_for(browser: Browser, server: Server) -> None:
     for motion, some in (("no-preference", True), ("reduce", False)):
         context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion=motion)
         page = context.new_page()
         visit(page, server.url)
-        page.evaluate("""() => { window.seen = []; window.most = 0;
-          new MutationObserver(() => { const now = document.querySelectorAll('.dc-travel');
-            most = Math.max(most, now.length);
-            for (const n of now) if (!seen.some(([m]) => m === n)) seen.push([n, n.textContent,
-              ...n.getAnimations()[0].effect.getKeyframes().map(k => k.transform.match(/-?[\\d.]+/g).map(Number))]);
-          }).observe(document.querySelector('.dc-tips'), { childList: true }); }""")
+        page.evaluate(WATCH)
         send(page, "Hello LONG")
         page.wait_for_timeout(4000)
         page.keyboard.press("Escape")
@@ -153,17 +161,29 @@ def test_tokens_travel_from_lane_to_lane_to_the_text_unless_rest_is_asked_for(br
         ways = page.evaluate("seen.map(([, ...rest]) => rest)")
         assert bool(ways) == some
         if some:
-            lanes = page.locator(".dp-canvas").bounding_box()
             bot = page.locator("[data-testid=bot]").last.bounding_box()
-            text, _, draft, target, end = ways[0]
+            text, lanes, _, draft, target, end = ways[0]
             assert text in page.locator("[data-testid=bot]").last.inner_text()
-            assert lanes
             assert bot
-            assert lanes["y"] < draft[1] < target[1] < lanes["y"] + 80
+            assert lanes < draft[1] < target[1] < lanes + 80
             assert bot["x"] <= end[0] <= bot["x"] + bot["width"]
             assert page.evaluate("most") <= 3
             page.wait_for_function("!document.querySelector('.dc-travel')")
         context.close()
+
+
+def test_a_footnote_is_followed_within_its_answer(page: Page) -> None:
+    send(page, "What is it?")
+    answered(page)
+    page.wait_for_function("duochat.chat_.live.readyState === EventSource.CLOSED")
+    made = "".join(render("One[^a].\n\n[^a]: The note."))
+    page.evaluate("html => document.querySelector('[data-testid=bot]').insertAdjacentHTML('afterbegin', html)", made)
+    before = page.url
+    page.locator("[data-testid=bot] [role=doc-noteref]").click()
+    assert page.evaluate("document.activeElement.textContent").startswith("The note.")
+    page.locator("[role=doc-backlink]").click()
+    assert page.evaluate("document.activeElement.role") == "doc-noteref"
+    assert page.url == before
 
 
 def test_a_continued_answer_is_tinted_from_where_it_went_on(page: Page) -> None:

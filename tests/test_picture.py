@@ -662,6 +662,33 @@ def test_a_link_opens_a_chapter_with_a_recording(lesson_page):
     assert page.input_value(".dpl-source select") == "story"
 
 
+def test_shown_operands_give_the_shown_result(lesson_page):
+    """4.2 ms / 0.7 ms = 5.9 stood there, which is 6.0."""
+    page = lesson_page
+    for name in learn.RECORDED:
+        page.evaluate("name => { location.hash = `#learn/budget/${name}`; }", name)
+        page.wait_for_function("name => document.querySelector('.dpl-source select').value === name", arg=name)
+        for button in page.locator("[aria-label='Speed of the GPU'] button").all():
+            button.click()
+            target, draft, result = re.findall(r"[\d.]+", page.inner_text(".dpl-formula").split("T_draft =")[1])
+            assert f"{float(target) / float(draft):.1f}" == result
+    rows = page.locator(".dpl-budget .dpl-lane em").all_inner_texts()
+    assert rows == ["Draft", "Target"]
+    assert page.evaluate("[...document.querySelectorAll('.dpl-lane em')].every(e => e.scrollWidth <= e.clientWidth)")
+
+
+def test_the_tree_to_guess_on_is_whole_packed_and_tells_nothing(lesson_page):
+    """It was cut at the bottom, had a hole of four rows, and the accepted tokens lay on its first row."""
+    page = lesson_page
+    page.click("text=2. Round by round")
+    assert page.evaluate("(e => e.scrollHeight <= e.clientHeight)(document.querySelector('.dpl-pick'))")
+    places = page.locator(".dpl-pick .dp-node").evaluate_all("nodes => nodes.map(n => n.getAttribute('transform'))")
+    nodes = [re.findall(r"[0-9.]+", place) for place in places]
+    columns = Counter(column for column, _ in nodes)
+    assert len({row for _, row in nodes}) == max(columns.values())
+    assert page.locator(".dpl-pick :is(.dp-node-accepted, .dp-node-correction, .dp-node-rejected)").count() == 0
+
+
 def test_exercises_fill_the_screen_one_at_a_time(lesson_page):
     page = lesson_page
     page.click("text=8. Exercises")
@@ -692,7 +719,7 @@ def test_every_chapter_opens_at_390_pixels(lesson_page):
     page = lesson_page
     page.set_viewport_size({"width": 390, "height": 800})
     for index in range(9):
-        page.click(f".dpl-chapter >> nth={index}")
+        page.select_option(".dpl-chapters", index=index)
         page.wait_for_timeout(150)
         assert page.inner_text(".dpl-stage, .dpl-body > p")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -719,6 +746,8 @@ def test_the_forecast_begins_with_a_measured_answer_and_tells_the_gap(lesson_pag
     assert "H200" in page.inner_text(".dpr-status")
     page.click("text=5. When it pays")
     page.wait_for_selector(".dpl-gap:not(:empty)")
-    assert re.search(r"Predicted for this answer: \d\.\d\d×, measured: \d\.\d\d×", page.inner_text(".dpl-gap"))
+    found = re.search(r"Predicted for this answer, .*: (\d\.\d\d)×, measured: (\d\.\d\d)×", page.inner_text(".dpl-gap"))
+    assert float(found[1]) == pytest.approx(float(found[2]), rel=0.15)
+    assert f"{found[1]}×" in page.inner_text(".dpl-rates > :last-child")
     page.click("text=a bad draft")
     page.wait_for_selector(".dpl-gap:empty", state="attached")

@@ -92,11 +92,23 @@ def test_an_empty_prompt_gets_a_sentence_and_the_form_stays_usable(page):
 def test_a_lesson_on_the_users_own_prompt(page):
     page.click("button[role=tab]:has-text('Learn')")
     page.wait_for_selector(".dpl-chapter")
+    page.click(".dpl-source summary")
     page.fill(".dpl-own input", "my own question")
     page.click("text=Use it")
     page.wait_for_selector("text=my own question")
     page.click("text=5. When it pays")
     page.wait_for_selector(".dpl-curve-prefetch")
+
+
+def test_the_exercises_look_like_what_they_are(page):
+    """Gradio's styles made the choices squares and moved the numbers onto the border."""
+    page.click("button[role=tab]:has-text('Learn')")
+    page.click("text=8. Exercises")
+    radio = page.locator(".dpl-option input").first
+    assert radio.evaluate("e => [e.type, getComputedStyle(e).appearance]") == ["radio", "auto"]
+    assert page.locator(".dpl-questions").evaluate("e => parseFloat(getComputedStyle(e).paddingLeft)") >= 24
+    whole = page.get_by_role("button", name="On the whole screen").bounding_box()
+    assert whole["width"] < 400
 
 
 def test_measuring_again_fills_plot_and_table(page):

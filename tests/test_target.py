@@ -444,7 +444,7 @@ def test_ends_that_cannot_be_compiled_stay_plain(monkeypatch):
     target = TorchTarget(model, 256)
     target._forward.fuse()
     failed = [note.partition(": ")[2] for note in target._forward.notes]
-    assert failed == ["other masks"] + 3 * ["no compiler here"]
+    assert failed == ["AssertionError: other masks"] + 3 * ["RuntimeError: no compiler here"]
     check(target.verify(tokens(9), [(1, -1)], GREEDY), reference, tokens(9), [(1, -1)])
 
 
@@ -490,14 +490,14 @@ def test_what_cannot_be_compiled_runs_plainly(monkeypatch):
     monkeypatch.setattr(forward.Forward, "fuse", lambda self: None)
     target = TorchTarget(model, 256, compile=True)
     assert not target.describe()["target_compiled_layers"]
-    assert target.describe()["target_notes"] == ["Compiled layers failed: no compiler here"]
+    assert target.describe()["target_notes"] == ["Compiled layers failed: RuntimeError: no compiler here"]
     check(target.verify(tokens(9), [(1, -1)], GREEDY), reference, tokens(9), [(1, -1)])
 
 
 def test_a_model_without_a_stack_of_layers_is_not_compiled(monkeypatch):
     monkeypatch.setattr(forward.Forward, "fuse", lambda self: None)
     told = TorchTarget(build("gpt2")[1], 256, compile=True).describe()
-    assert told["target_notes"] == ["Compiled layers failed: GPT2LMHeadModel is no plain stack of layers"]
+    assert told["target_notes"] == ["Compiled layers failed: TypeError: GPT2LMHeadModel is no plain stack of layers"]
 
 
 def test_a_way_with_other_logits_is_refused(monkeypatch):

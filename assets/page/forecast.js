@@ -1,7 +1,7 @@
 /* The forecast: sliders for costs and acceptance, predicted speedups of each schedule, and their curves over γ. */
 (() => {
   "use strict";
-  const { make, press, fixed, percent, isNumber, plural } = window.duochat;
+  const { make, press, table, fixed, percent, isNumber, plural } = window.duochat;
   const SCHEDULES = [
     ["plain", "Plain decoding"],
     ["sequential", "In turns"],
@@ -21,18 +21,18 @@
       (c) => `${fixed(c, 3)} (γ* ${fixed(1 / c)})`,
     ],
     ["alpha", "α, acceptance", 0, 0.99, 0.01, (x) => x, (x) => x, percent],
-    ["gamma", "γ, drafted a round", 1, 40, 1, (x) => x, (x) => x, (x) => `${x}`],
+    ["gamma", "γ, drafted for a step", 1, 40, 1, (x) => x, (x) => x, (x) => `${x}`],
     ["k", "k, sequences (paper)", 1, 8, 1, (x) => x, (x) => x, (x) => `${x}`],
     ["hits", "h, outcomes prefetched", 0, 1, 0.05, (x) => x, (x) => x, percent],
     ["widen", "w, cost of each verified token", 0, 0.3, 0.005, (x) => x, (x) => x, percent],
   ];
 
-  const SCHEDULE_OF = { speculative: "sequential", duodecoding: "chain", duotree: "prefetch" };
+  const EXAMPLE = { alpha: 0.7, k: 1, hits: 0.8 }; // where nothing was drafted
 
-  /** The sliders where this answer lies: its own acceptance, hits and costs. */
-  function ofAnswer({ costs, measured }) {
+  /** The sliders where this answer lies: its own acceptance, hits, costs and waits. */
+  function ofAnswer({ costs, predicted }) {
     const gamma = Math.max(1, Math.round(costs.budget));
-    return { c: costs.c, alpha: measured.alpha ?? 0.7, gamma, k: 1, hits: measured.hits ?? 0.8, widen: costs.widen };
+    return predicted ? predicted.case : { ...EXAMPLE, c: costs.c, gamma, widen: costs.widen };
   }
 
   class Forecast {
@@ -77,6 +77,8 @@
         step,
         oninput: () => {
           this.values[name] = from(Number(input.value));
+          delete this.values.rest; // measured where the sliders stood
+          delete this.values.waited;
           this.label(name);
           this.ask();
         },
@@ -93,7 +95,7 @@
     }
 
     set(values) {
-      Object.assign(this.values, values);
+      this.values = { ...values };
       for (const [name, { input, to }] of Object.entries(this.inputs)) {
         input.value = to(this.values[name]);
         this.label(name);
@@ -108,7 +110,7 @@
         return;
       }
       this.asking = true;
-      const answer = await this.server.predict({ ...this.values });
+      const answer = await this.server.predict({ ...this.values, own: this.lesson.predicted?.schedule });
       this.asking = false;
       if (!answer.refused) this.draw(answer);
       if (this.again) {
@@ -142,17 +144,12 @@
 
     /** Predicted against measured, as long as the sliders stand where this answer lies. */
     told(answer) {
-      const { decoder, measured } = this.lesson,
-        predicted = answer.now[SCHEDULE_OF[decoder]];
+      const { predicted, measured } = this.lesson;
       const own = Object.entries(ofAnswer(this.lesson)).every(([name, value]) => this.values[name] === value);
       if (!own) return "";
       if (!predicted) return "Nothing was drafted in this answer: α, γ and h are examples.";
-      const [first, second] = [
-        `Predicted for this answer: ${fixed(predicted, 2)}×, measured: ${fixed(measured.speedup, 2)}×.`,
-        "The formulas take every guess to be right with the same chance; real text comes in easy and hard stretches.",
-      ];
-      const far = Math.abs(measured.speedup / predicted - 1) > 0.25;
-      return `${first} ${second}${far ? " Here the gap is large: much of the time neither formula knows of, such as two models that share one processor, or guesses found in the text so far, which cost nothing." : ""}`;
+      const rates = `Predicted for this answer, from its own acceptance, hits and waits: ${fixed(answer.now[predicted.schedule], 2)}×, measured: ${fixed(measured.speedup, 2)}×.`;
+      return [rates, predicted.gap].join(" ").trim();
     }
 
     formulas(formulas) {
@@ -194,7 +191,7 @@
       text(left - 6, y(s) + 4, `${s}×`, { "text-anchor": "end" });
     }
     for (const g of [1, 5, 10, 15, 20, 25, 30, 35, 40]) text(x(g), height - 16, `${g}`, { "text-anchor": "middle" });
-    text((left + width) / 2, height - 2, "γ, tokens drafted a round", { "text-anchor": "middle" });
+    text((left + width) / 2, height - 2, "γ, tokens drafted for a step", { "text-anchor": "middle" });
     line(left, y(1), width - 14, y(1), "dpl-one");
     if (budget <= last) {
       line(x(Math.max(1, budget)), 12, x(Math.max(1, budget)), height - bottom, "dpl-star");
@@ -235,22 +232,13 @@
     ];
     const cell = async (base, change, schedule) => {
       const { best } = await server.predict({ ...base, ...change });
-      return make("td", {}, `${fixed(best[schedule][1], 2)}×`);
+      return `${fixed(best[schedule][1], 2)}×`;
     };
-    const row = async ([name, change, schedule]) =>
-      make(
-        "tr",
-        {},
-        make("th", { scope: "row" }, name),
-        ...(await Promise.all(cases.map(([, base]) => cell(base, change, schedule)))),
-      );
-    const head = make("tr", {}, make("td"), ...cases.map(([name]) => make("th", { scope: "col" }, name)));
-    return make(
-      "table.dpl-buys",
-      {},
-      make("thead", {}, head),
-      make("tbody", {}, ...(await Promise.all(rows.map(row)))),
-    );
+    const row = async ([name, change, schedule]) => [
+      name,
+      ...(await Promise.all(cases.map(([, base]) => cell(base, change, schedule)))),
+    ];
+    return table(["", ...cases.map(([name]) => name)], await Promise.all(rows.map(row)), ".dpl-buys");
   }
 
   Object.assign(window.duochat, { Forecast, whatTheyBuy });

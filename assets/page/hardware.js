@@ -1,13 +1,15 @@
 /* The Hardware tab: the two costs and the budget that follows, their curves, the load now; the rest folded. */
 (() => {
   "use strict";
-  const { make, press, fixed, percent, plural, isNumber } = window.duochat;
+  const { make, press, table, fixed, percent, exact, plural, isNumber } = window.duochat;
   const PERIOD = 1000; // ms between two looks while the tab is shown
   const CURVES = [
     ["target", "Target: one forward", "tokens verified in it", "token"],
     ["draft", "Draft: one batch", "sequences in it", "sequence"],
-    ["sweep", "Draft: one token", "threads", "thread"],
+    ["sweep", "Draft: one token, first look", "threads", "thread"],
   ];
+  const FIRST_LOOK =
+    "The first look is a short measurement of its own, made only to choose the number of threads. Then the draft is measured with these: its batch of one sequence is the figure above.";
 
   class Hardware {
     constructor(element, { server }) {
@@ -16,7 +18,8 @@
       this.plots = make("div.dp-plots", { id: "hardware-plots" });
       this.load = make("p.dp-load", { "aria-live": "off" });
       this.more = make("div", { id: "hardware-table" });
-      this.button = press("Measure again", () => this.measure(), ".dp-button.dp-primary", { id: "measure" });
+      this.chat = make("p.dp-load", { id: "hardware-chat" });
+      this.button = press("Measure again", () => this.measure(), ".dp-button", { id: "measure" });
       element.replaceChildren(
         make(
           "div.dp-tab",
@@ -24,14 +27,14 @@
           make(
             "header.dp-intro",
             {},
-            make("h2", {}, "Hardware"),
+            make("div.dp.dp-plain.dp-titled", {}, make("h2", {}, "Hardware"), this.button),
             make(
               "p",
               {},
               "What a target forward and a drafted token cost on this machine. The draft budget follows from these two numbers.",
             ),
           ),
-          make("div.dp.dp-plain", {}, this.cards, this.load, this.plots, this.button, this.more),
+          make("div.dp.dp-plain", {}, this.cards, this.chat, this.load, this.plots, this.more),
         ),
       );
       new IntersectionObserver(() => this.look()).observe(element);
@@ -64,6 +67,7 @@
       ]
         .filter(Boolean)
         .join(". ");
+      this.chat.textContent = known.curves.draft.length ? beside(window.duochat.picture_?.picture.answer.budget) : "";
       const key = JSON.stringify([known.curves, known.threads, known.facts, known.fault]);
       if (this.key === key) return;
       this.key = key;
@@ -74,16 +78,18 @@
     }
   }
 
-  const ms = (seconds) => `${fixed(1000 * seconds, seconds < 0.01 ? 2 : 1)} ms`;
+  /** Why the budget is another one in the chat. budget: the latest of the answer that the chat shows, if there is one. */
+  const beside = (budget) =>
+    `Measured on the idle machine, each lane alone. While an answer is written the lanes slow each other down, and its budget follows their own times${budget ? `: in the answer in Chat γ* was ${fixed(budget)} at last` : ""}.`;
 
   /** The two costs, one alone of each, and the budget. */
   function summary({ curves, threads, fault }) {
-    const [target, draft] = [curves.target[0]?.[1], curves.draft[0]?.[1]];
+    const [target, draft] = [curves.target, curves.draft].map(([first]) => first && Number(first[1].toPrecision(4)));
     if (fault) return make("p", { role: "alert" }, fault);
     if (!target || !draft) return make("p", {}, "Nothing is measured yet: press “Measure again”.");
     const cards = [
-      ["One step of the target", ms(target), "T_target: one forward of the large model"],
-      ["One guess of the draft", ms(draft), `T_draft, on ${plural(threads || 1, "thread")}`],
+      ["One step of the target", exact(target), "T_target: one forward of the large model"],
+      ["One guess of the draft", exact(draft), `T_draft, on ${plural(threads || 1, "thread")}`],
       [
         "So beside one step fit",
         `${fixed(target / draft)} tokens`,
@@ -101,7 +107,7 @@
 
   /** Milliseconds over size, sizes on a logarithmic axis, one alone marked. */
   function plot(series, kind, title, axis) {
-    const [width, height, left, right, top, bottom] = [440, 250, 48, 24, 34, 42];
+    const [width, height, left, right, top, bottom] = [440, 250, 44, 24, 34, 42];
     const sizes = series.map(([size]) => size);
     const most = 1000 * Math.max(...series.map(([, seconds]) => seconds));
     const step = nice(most / 4);
@@ -119,7 +125,7 @@
       make(
         `svg:svg.dpl-svg.dp-curve-${kind}`,
         { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}, milliseconds by ${axis}` },
-        text(left, 16, title, { class: "dpl-strong" }),
+        text(0, 16, title, { class: "dpl-strong" }),
         ...levels.flatMap((v) => [
           line(left, y(v), width - right, y(v)),
           text(left - 8, y(v) + 4, `${fixed(v, digits)}${v === levels.at(-1) ? " ms" : ""}`, { "text-anchor": "end" }),
@@ -143,7 +149,6 @@
     const rows = CURVES.flatMap(([name, title, , unit]) =>
       curves[name].map(([n, s]) => [title, plural(n, unit), fixed(1000 * s, 3), fixed(s / curves[name][0][1], 2)]),
     );
-    const head = ["what", "size", "ms", "times the first"].map((words) => make("th", { scope: "col" }, words));
     const list = Object.entries(facts).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
     return make(
       "details.dp-more",
@@ -154,12 +159,8 @@
         ? make(
             "div.dp.dp-plain",
             { tabindex: "0", role: "group", "aria-label": "Table" },
-            make(
-              "table",
-              {},
-              make("thead", {}, make("tr", {}, ...head)),
-              make("tbody", {}, ...rows.map((cells) => make("tr", {}, ...cells.map((words) => make("td", {}, words))))),
-            ),
+            table(["what", "size", "ms", "times the first"], rows),
+            curves.sweep.length ? make("p.dp-load", {}, FIRST_LOOK) : null,
           )
         : null,
     );

@@ -23,9 +23,9 @@
     new MutationObserver(() => {
       if (open === isOpen(id)) return;
       open = !open;
-      const within = node.contains(document.activeElement);
-      if (open) before = document.activeElement;
-      if (open || within) (open ? stops(node)[1] : before)?.focus({ preventScroll: true });
+      if (!open) return void (node.contains(document.activeElement) && before?.focus());
+      before = document.activeElement;
+      setTimeout(() => stops(node)[1].focus({ preventScroll: true }), 50); // fields come into view by a transition
     }).observe(node, { attributeFilter: ["class"] });
     node.addEventListener("keydown", (e) => {
       const all = stops(node);

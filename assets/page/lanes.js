@@ -444,17 +444,6 @@
       addEventListener("pointerup", up);
     }
 
-    /** Where a token that was guessed stands in the two lanes: [x, y] of each. */
-    way(token) {
-      const { rounds, drafts } = this.picture.answer;
-      const middle = ([a, b]) => Math.min(Math.max(this.x((a + b) / 2), ROWS.gutter), this.view.width - 30);
-      const { at, batches } = rounds[drafts.get(token.draft).born];
-      return [
-        [middle(batches.at(-1) || at), ROWS.cpu + 5],
-        [middle(rounds[token.round].at), ROWS.gpu + 5],
-      ];
-    }
-
     roundUnder(x) {
       const { answer } = this.picture;
       return this.view && x >= ROWS.gutter ? answer.rounds[answer.roundAt(this.time(x))] : undefined;
@@ -498,5 +487,5 @@
     return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= rough);
   }
 
-  Object.assign(window.duochat, { Lanes });
+  Object.assign(window.duochat, { Lanes, ROWS });
 })();

@@ -6,6 +6,7 @@
     Answer,
     make,
     press,
+    table,
     drawTree,
     layoutTree,
     timelines,
@@ -22,6 +23,7 @@
     shown,
     isNumber,
     decoderName,
+    fixed,
     plural,
   } = window.duochat;
 
@@ -29,26 +31,46 @@
   const paragraph = (text) =>
     make("p", {}, ...text.split("**").map((piece, i) => (i % 2 ? make("b", { text: piece }) : piece)));
 
+  const [CHAT, OWN] = ["chat", ""]; // names of what is no recording that comes along: see learn.py
+
   class Learn {
     constructor(element, { server }) {
-      this.server = server;
+      Object.assign(this, { element, server });
       this.status = make("p.dpr-status", { role: "status" });
-      this.source = make("div.dpl-source");
+      this.source = make("summary");
+      this.choice = make("select", { "aria-label": "Recorded answer", onchange: () => this.load(this.choice.value) });
+      this.prompt = make("input", {
+        type: "text",
+        placeholder: "A question of your own, answered by the loaded models",
+        "aria-label": "Your own prompt",
+        maxlength: 2000,
+      });
+      const own = make(
+        "form.dpl-own",
+        { onsubmit: (e) => (e.preventDefault(), this.own()) },
+        this.prompt,
+        make("button.dp-button", { type: "submit", text: "Use it" }),
+      );
       this.nav = make("nav.dpl-nav", { "aria-label": "Chapters" });
+      this.turn = make("select.dpl-chapters", {
+        "aria-label": "Chapter",
+        onchange: () => this.go(this.turn.selectedIndex),
+      });
       this.body = make("article.dpl-body", { tabindex: "-1" });
+      const words =
+        "How a small model and a large one write one text together, word for word the large one’s, and when that is faster. Shown on a recorded answer, or on your own prompt.";
       element.replaceChildren(
         make(
           "div.dp-tab",
           {},
+          make("header.dp-intro", {}, make("h2", { text: "Learn" }), make("p", { text: words })),
           make(
-            "header.dp-intro",
+            "section.dp.dpl",
             {},
-            make("h2", { text: "Learn" }),
-            make("p", {
-              text: "How a small model and a large one write one text together, word for word the large one’s, and when that is faster. Shown on a recorded answer, or on your own prompt.",
-            }),
+            make("details.dpl-source", {}, this.source, make("div", {}, this.choice, own)),
+            this.status,
+            make("div.dpl-book", {}, this.nav, this.turn, this.body),
           ),
-          make("section.dp.dpl", {}, this.source, this.status, this.nav, this.body),
         ),
       );
       this.build();
@@ -56,32 +78,27 @@
 
     async build() {
       const { recorded = [] } = await this.server.recorded({});
-      this.choice = make(
-        "select",
-        { "aria-label": "Recorded answer", onchange: () => this.load(this.choice.value) },
+      this.said = make("option", { value: CHAT, text: "My last answer in Chat", hidden: true });
+      this.choice.append(
+        this.said,
         ...recorded.map(([name, title]) => make("option", { value: name, text: title })),
+        make("option", { value: OWN, text: "Your own prompt", hidden: true }),
       );
-      this.prompt = make("input", {
-        type: "text",
-        placeholder: "… or your own prompt, answered by the loaded models",
-        "aria-label": "Your own prompt",
-        maxlength: 2000,
-      });
-      const own = make(
-        "form.dpl-own",
-        {
-          onsubmit: (e) => {
-            e.preventDefault();
-            this.own();
-          },
-        },
-        this.prompt,
-        make("button.dp-button", { type: "submit", text: "Use it" }),
-      );
-      this.source.append(make("label", {}, make("span", { text: "Recorded answer" }), this.choice), own);
       const follow = () => this.follow(linked("learn"), recorded);
       window.addEventListener("hashchange", () => follow());
+      new IntersectionObserver(() => this.look()).observe(this.element);
       if (recorded.length && !follow()) await this.load(recorded[0][0]);
+    }
+
+    /** Is there an answer in Chat to learn from? */
+    async look() {
+      const { said } = await this.server.recorded({ conversation: this.conversation }).catch(() => ({}));
+      this.said.hidden = !said;
+      if (said) this.said.textContent = `My last answer in Chat: “${said}”`;
+    }
+
+    get conversation() {
+      return window.duochat.chat_?.conversation || "";
     }
 
     /** A link opens a chapter with a recorded answer: #learn/chapter/recording. */
@@ -97,9 +114,8 @@
 
     /** chapter: the one to open, by its id. */
     async load(name, chapter) {
-      const lesson = await this.server.lesson({ name });
+      const lesson = await this.server.lesson({ name, conversation: this.conversation });
       if (lesson.refused) return this.say(lesson.refused, true);
-      this.choice.value = name;
       return this.open(lesson, chapter);
     }
 
@@ -121,6 +137,8 @@
 
     open(lesson, chapter) {
       this.lesson = lesson;
+      this.choice.value = lesson.name;
+      this.source.textContent = `Shown on: ${this.choice.selectedOptions[0].textContent}`;
       this.answer = new Answer();
       this.answer.apply(lesson.frame);
       this.round = Math.max(
@@ -136,6 +154,10 @@
       this.nav.replaceChildren(
         ...lesson.chapters.map((chapter, i) => press(`${i + 1}. ${chapter.title}`, () => this.go(i), ".dpl-chapter")),
       );
+      const all = lesson.chapters.length;
+      this.turn.replaceChildren(
+        ...lesson.chapters.map(({ title }, i) => make("option", { text: `${i + 1} of ${all}: ${title}` })),
+      );
       this.go(
         Math.max(
           0,
@@ -145,8 +167,8 @@
     }
 
     go(index) {
-      this.chapter = index;
-      const { chapters } = this.lesson;
+      this.turn.selectedIndex = index;
+      const { chapters, name } = this.lesson;
       const chapter = chapters[index];
       [...this.nav.children].forEach((node, i) =>
         i === index ? node.setAttribute("aria-current", "step") : node.removeAttribute("aria-current"),
@@ -155,7 +177,7 @@
         "footer.dpl-turn",
         {},
         index ? press(`‹ ${chapters[index - 1].title}`, () => this.go(index - 1)) : make("span"),
-        this.lesson.name ? linkButton("learn", chapter.id, this.lesson.name) : make("span"),
+        [CHAT, OWN].includes(name) ? make("span") : linkButton("learn", chapter.id, name),
         index + 1 < chapters.length
           ? press(`${chapters[index + 1].title} ›`, () => this.go(index + 1), ".dp-button.dp-primary")
           : make("span"),
@@ -242,14 +264,10 @@
 
     /** Before the reveal: the tested tokens as buttons, in the order of the tree. */
     asking(round, guess) {
-      const tree = layoutTree(this.answer, this.round);
-      const nodes = tree.nodes.filter((n) => n.root || n.pending);
-      for (const n of nodes) n.state = n.root ? n.state : "waiting";
-      const rows = [...new Set(nodes.map((n) => n.row))].sort((a, b) => a - b);
-      for (const n of nodes) n.row = rows.indexOf(n.row);
-      const svg = drawTree({ nodes, columns: tree.columns, rows: rows.length }, round, null);
+      const tree = layoutTree(this.answer, this.round, { asking: true });
+      const svg = drawTree(tree, round, null);
       const groups = [...svg.querySelectorAll(".dp-node")];
-      nodes.forEach((n, i) => {
+      tree.nodes.forEach((n, i) => {
         if (!n.root) this.pickable(groups[i], n, guess);
       });
       svg.removeAttribute("aria-hidden");
@@ -338,31 +356,13 @@
         make(
           "div.dpl-wide",
           { tabindex: "0", role: "group", "aria-label": "Table" },
-          make(
-            "table",
-            {},
-            make(
-              "thead",
-              {},
-              make(
-                "tr",
-                {},
-                ...["the target’s own choice", "the draft had", "so"].map((t) => make("th", { scope: "col", text: t })),
-              ),
-            ),
-            make(
-              "tbody",
-              {},
-              ...round.places.map((place) =>
-                make(
-                  "tr",
-                  {},
-                  make("td", {}, make(`span.dp-t.dp-${place.kind}`, { text: shown(place.text) })),
-                  make("td", { text: had(place) }),
-                  make("td", { text: outcome[place.kind] }),
-                ),
-              ),
-            ),
+          table(
+            ["the target’s own choice", "the draft had", "so"],
+            round.places.map((place) => [
+              make(`span.dp-t.dp-${place.kind}`, { text: shown(place.text) }),
+              had(place),
+              outcome[place.kind],
+            ]),
           ),
         ),
         make("p", {
@@ -395,9 +395,17 @@
       this.stage.append(
         make("div.dpl-row", { role: "group", "aria-label": "Speed of the GPU" }, ...buttons),
         figure,
-        make("p.dpl-dim", { text: `T_target and T_draft: ${costs.source}.` }),
+        make("p.dpl-dim", { text: `T_target and T_draft: ${costs.source}.${this.beside()}` }),
       );
       show(arithmetic[0]);
+    }
+
+    /** Why γ* differs in the lanes. */
+    beside() {
+      const seen = this.answer.rounds.map(({ budget }) => budget).filter(Boolean);
+      if (!seen.length) return "";
+      const [least, most] = [Math.min(...seen), Math.max(...seen)].map((budget) => fixed(budget));
+      return ` In the lanes of “Round by round” γ* follows the lanes’ own times while both run: ${least === most ? least : `${least} to ${most}`} in this answer.`;
     }
 
     show_pays() {

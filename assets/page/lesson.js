@@ -1,7 +1,7 @@
 /* Figures of the lesson: a place of a round, three ways to spend the same time, and the draft budget. */
 (() => {
   "use strict";
-  const { make, press, fixed, percent, seconds, shown, isNumber } = window.duochat;
+  const { make, press, table, fixed, percent, exact, shown, isNumber } = window.duochat;
 
   /** One place of a round: why its token stands there, and draft against target as paired bars. */
   function placeCard(place) {
@@ -11,42 +11,20 @@
       const target = make("i.dpl-bar.dpl-bar-target");
       draft.style.setProperty("--v", scale(bar.draft));
       target.style.setProperty("--v", scale(bar.target));
-      return make(
-        bar.chosen ? "tr.dpl-chosen" : "tr",
-        {},
-        make(
-          "th",
-          { scope: "row" },
-          make("code", { text: shown(bar.text) }),
-          bar.chosen ? make("small", { text: " ◀ the target’s" }) : null,
-        ),
-        make("td", {}, draft, make("small", { text: isNumber(bar.draft) ? percent(bar.draft) : "not drafted" })),
-        make("td", {}, target, make("small", { text: isNumber(bar.target) ? percent(bar.target) : "not asked" })),
-        isNumber(bar.noise)
-          ? make("td", {}, make("small", { text: `noise ${bar.noise > 0 ? "+" : ""}${fixed(bar.noise, 2)}` }))
-          : null,
-      );
+      const word = make(bar.chosen ? "code.dpl-chosen" : "code", { text: shown(bar.text) });
+      const small = (words) => make("small", {}, words);
+      return [
+        [word, bar.chosen && small(" ◀ the target’s")],
+        [draft, small(isNumber(bar.draft) ? percent(bar.draft) : "not drafted")],
+        [target, small(isNumber(bar.target) ? percent(bar.target) : "not asked")],
+        ...(isNumber(bar.noise) ? [small(`noise ${bar.noise > 0 ? "+" : ""}${fixed(bar.noise, 2)}`)] : []),
+      ];
     };
     return make(
       "li.dpl-place",
       {},
       make("p", {}, make(`span.dp-t.dp-${place.kind}`, { text: shown(place.text) }), ` ${place.why}`),
-      make(
-        "table.dpl-bars",
-        {},
-        make(
-          "thead",
-          {},
-          make(
-            "tr",
-            {},
-            make("td"),
-            make("th", { scope: "col", text: "draft" }),
-            make("th", { scope: "col", text: "target" }),
-          ),
-        ),
-        make("tbody", {}, ...place.bars.map(pair)),
-      ),
+      table(["", "draft", "target"], place.bars.map(pair), ".dpl-bars"),
     );
   }
 
@@ -121,15 +99,15 @@
     return make(
       "div",
       {},
-      lane("Target", "gpu", [[0, target]], total),
       drawn,
+      lane("Target", "gpu", [[0, target]], total),
       make(
         "p.dpl-formula",
         {},
         "γ* = T_target / T_draft = ",
-        make("b", { text: seconds(target) }),
+        make("b", { text: exact(target) }),
         " / ",
-        make("b", { text: seconds(draft) }),
+        make("b", { text: exact(draft) }),
         " = ",
         make("b.dpl-big", { text: `${fixed(budget)} tokens` }),
       ),
@@ -138,25 +116,16 @@
 
   /** What the recorded answers gained or lost, measured. open(name): shows one of them. */
   function comparison(answers, open) {
-    const cells = ({ alpha, c, tau, speedup }) => [percent(alpha), fixed(c, 2), fixed(tau, 2), `${fixed(speedup, 2)}×`];
-    const row = (answer) =>
-      make(
-        answer.speedup < 1 ? "tr.dpl-slower" : "tr",
-        {},
-        make(
-          "th",
-          { scope: "row" },
-          press(answer.title, () => open(answer.name), ".dpl-link"),
-        ),
-        ...cells(answer).map((words) => make("td", {}, words)),
-      );
-    const head = ["recorded answer", "α", "c", "τ", "speed over plain"];
-    return make(
-      "table.dpl-buys",
-      {},
-      make("thead", {}, make("tr", {}, ...head.map((words) => make("th", { scope: "col" }, words)))),
-      make("tbody", {}, ...answers.map(row)),
-    );
+    const row = ({ title, name, alpha, c, tau, speedup }) => [
+      press(title, () => open(name), ".dpl-link"),
+      percent(alpha),
+      fixed(c, 2),
+      fixed(tau, 2),
+      `${fixed(speedup, 2)}×`,
+    ];
+    const made = table(["recorded answer", "α", "c", "τ", "speed over plain"], answers.map(row), ".dpl-buys");
+    answers.forEach(({ speedup }, i) => made.tBodies[0].rows[i].classList.toggle("dpl-slower", speedup < 1));
+    return made;
   }
 
   Object.assign(window.duochat, { timelines, budgetFigure, placeCard, comparison });

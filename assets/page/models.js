@@ -14,7 +14,7 @@
       this.disk = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what lies on this disk"));
       this.ready = make("div.dc-pairs", {}, make("p.dc-facts", {}, "Looking at what there is"));
       this.own = make("div.dc-own");
-      this.foresight = press("How fast would they be here?", () => this.foresee(), ".dc-text");
+      this.foresight = make("div.dc-foresight");
       this.element = openSheet(
         "Models",
         ".wide",
@@ -40,7 +40,9 @@
       const answer = await this.server.models({}).catch(() => SILENT);
       if (answer.refused) return this.ready.replaceChildren(make("p.dc-fault", {}, answer.refused));
       this.here = answer.here;
-      const inUse = (p) => p.target === answer.used[0] && p.draft === answer.used[1];
+      const inUse = (p) => [p.target, p.draft, p.backend].join() === answer.used.join();
+      const fit = answer.pairs.filter((p) => p.fits && p.backend !== "torch" && !inUse(p)).sort((a, b) => a.target_gib - b.target_gib);
+      this.best = fit.at(answer.hardware.shares_cores ? 0 : -1); // without a graphics card each token reads it all slowly
       this.used.replaceChildren(
         ...answer.pairs.filter(inUse).map((p) => this.pair(p, make("span.dc-used", { html: icon("check") }, "In use"))),
       );
@@ -79,22 +81,34 @@
     }
 
     loading(p) {
-      return press("Load", () => this.use(p), ".dc-primary");
+      return press("Load", () => this.use(p), p === this.best ? ".dc-primary" : OUTLINED);
     }
 
     pair(p, act) {
       const [here, size] = [p.target_cached && p.draft_cached, (p.target_gib + p.draft_gib).toFixed(1)];
-      const memory = p.target_gib ? `${p.target_gib} GiB for the target, ${p.draft_gib} GiB for the draft` : "";
-      return this.row(p, act, p.name, ` with ${p.draft_name}`, [
-        make("p", {}, p.description),
-        facts(memory, here ? "on this machine" : `up to ${size} GiB to download`),
+      const memory = p.target_gib ? `Memory: ${p.target_gib} GiB for the target, ${p.draft_gib} GiB for the draft` : "";
+      const short = [
+        `drafted by ${plainName(p.draft_name)}`,
+        here ? "on this machine" : `${size} GiB download`,
+        p === this.best && "recommended here",
+      ];
+      return this.row(p, act, titled(p), [
+        make("p", {}, short.filter(Boolean).join(" · ")),
         forecast(p.forecast),
+        make(
+          "details.dc-files",
+          {},
+          make("summary", {}, "Details"),
+          make("p", {}, p.description),
+          facts(memory),
+          facts(make("code", {}, p.name), " with ", make("code", {}, p.draft_name)),
+        ),
       ]);
     }
 
     /** A model on this disk; its drafts, the best first, are there to choose from. */
     model(m) {
-      const about = [m.source, `${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]];
+      const about = [m.source, `${fixed(m.size)} GiB`, m.quantization, m.architecture, LANES[m.lane]].filter(Boolean);
       const choice = make(
         "select",
         { "aria-label": `Draft for ${m.name}` },
@@ -104,11 +118,10 @@
       const load = () => this.use({ target: m.reference, draft: drafted ? choice.value : m.alone });
       return this.row(
         m,
-        m.fits ? press(drafted ? "Load" : "Load alone", load, drafted ? ".dc-primary" : ".dc-text") : null,
+        m.fits ? press(drafted ? "Load" : "Load alone", load, OUTLINED) : null,
         m.name,
-        drafted ? "" : " without a draft",
         [
-          facts(...about),
+          facts(about.join(" · ")),
           drafted
             ? choice
             : make(
@@ -122,15 +135,14 @@
       );
     }
 
-    row(p, act, name, beside, lines) {
+    row(p, act, name, lines) {
       return make(
         `section.dc-pair${p.fits ? "" : ".unfit"}`,
-        { "aria-label": p.source ? `${name}, ${p.source}` : `${name}${beside}` },
+        { "aria-label": p.source ? `${name}, ${p.source}` : name },
         make(
           "div",
           {},
           make("b", {}, name),
-          make("span", {}, beside),
           ...lines,
           p.fits ? null : make("p.dc-facts.warn", {}, `Does not fit: ${p.unfit}`),
         ),
@@ -150,7 +162,7 @@
         "form.dc-line",
         { onsubmit: look },
         make("label", {}, "Models folder", box),
-        make("button.dc-text", { type: "submit" }, "Look there"),
+        make(`button${OUTLINED}`, { type: "submit" }, "Look there"),
       );
     }
 
@@ -166,7 +178,7 @@
           "form.dc-line",
           { onsubmit: (e) => (e.preventDefault(), does()) },
           ...fields,
-          make("button.dc-text", { type: "submit" }, words),
+          make(`button${OUTLINED}`, { type: "submit" }, words),
         );
       const asked = () => target.value.trim() && this.use({ target: target.value, draft: draft.value });
       return [
@@ -181,24 +193,35 @@
       ];
     }
 
-    async use({ target, draft, context_length }) {
-      const answer = await this.server.use({ target, draft, context_length }).catch(() => SILENT);
+    async use({ target, draft, backend, context_length }) {
+      const answer = await this.server.use({ target, draft, backend, context_length }).catch(() => SILENT);
       if (answer.refused) return toast(answer.refused);
       this.element.scrollTop = 0;
       return this.changed();
     }
 
-    async foresee() {
-      const words = this.foresight.textContent;
-      Object.assign(this.foresight, { disabled: true, textContent: MEASURING });
-      const answer = await this.server.forecast({}).catch(() => SILENT);
-      Object.assign(this.foresight, { disabled: false, textContent: words });
+    async foresee(does, action) {
+      const answer = await this.server[does](action).catch(() => SILENT);
       if (answer.refused) toast(answer.refused);
-      else this.load();
+      this.changed();
+    }
+
+    /** The forecast: the way to begin it, else what it does now and the way to end it. */
+    foreseeing({ forecasting, unforeseen }) {
+      if (this.foreseen === forecasting + unforeseen) return;
+      if (this.foreseen && !forecasting) this.load();
+      this.foreseen = forecasting + unforeseen;
+      const words = forecasting ? sentence(forecasting) : unforeseen;
+      const [label, ...asked] = forecasting ? ["Cancel", "cancel", { of: "forecast" }] : [FORESEE, "forecast", {}];
+      this.foresight.replaceChildren(
+        press(label, () => this.foresee(...asked), OUTLINED),
+        make("span", { role: "status" }, words || UNKNOWN),
+      );
     }
 
     /** What is fetched or loaded now, else what went wrong, with the way to try it again. */
     show(state) {
+      this.foreseeing(state);
       const [doing, done, all] = state.choosing || (state.state === "loading" && (state.loading || ["loading"])) || [];
       const key = JSON.stringify([doing, done, all, state.error, state.failed, state.used, state.hardware.draft_fault]);
       if (this.told === key) return;
@@ -209,19 +232,18 @@
     }
 
     progress(doing, done, all, cancellable) {
-      const words = doing[0].toUpperCase() + doing.slice(1);
       return [
-        make("span", {}, `${words}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`),
+        make("span", {}, `${sentence(doing)}${all ? `: ${amount(done)} of ${amount(all)}` : ""}`),
         make("progress.dc-progress", { max: 1, value: all ? done / all : null, "aria-label": "Progress" }),
-        cancellable ? press("Cancel", () => this.server.cancel({}).then(() => this.changed()), ".dc-text") : "",
+        cancellable ? press("Cancel", () => this.server.cancel({}).then(() => this.changed()), OUTLINED) : "",
       ];
     }
 
     faults({ failed, error, hardware, used }) {
-      const off = hardware.draft_fault && `Speculation is off: ${hardware.draft_fault}`;
+      const off = hardware.draft_fault && `Guessing is off: ${hardware.draft_fault}`;
       const words = failed.reason || error || off;
       if (!words) return [];
-      const again = failed.reason ? failed : { target: used[0], draft: used[1] };
+      const again = failed.reason ? failed : { target: used[0], draft: used[1], backend: used[2] };
       return [
         make(
           "div.dc-fault",
@@ -233,12 +255,21 @@
     }
   }
 
-  const MEASURING = "Measuring this machine, a minute or two; best while nothing else runs";
+  const OUTLINED = ".dc-text.dc-outlined";
+  const FORESEE = "How fast would they be here?";
+  const UNKNOWN = "None of these pairs has been measured here. A forecast takes a minute or two and downloads nothing.";
   const LANES = { torch: "runs on torch", llama: "runs as the file is", native: "runs in C" };
   const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
   const DISTILL = "python -m duochat distill --target";
   const quoted = (path) => (/[^\w@%+=:,./-]/.test(path) ? `'${path.replaceAll("'", `'\\''`)}'` : path);
-  const facts = (...told) => make("p.dc-facts", {}, told.filter(Boolean).join(" · "));
+  const facts = (...told) => (told[0] ? make("p.dc-facts", {}, ...told) : "");
+  const sentence = (words) => words[0].toUpperCase() + words.slice(1);
+  /** A model's name without what its file is made of: "gemma-3-270m-it-Q8_0" is gemma-3-270m. */
+  const plainName = (name) => name.replace(/[-.](it|instruct|chat|v\d+|i?q\d\w*|bf16|f16)(?=[-.]|$)/gi, "");
+  /** What a ready pair is called: the target as its description begins. */
+  const titled = ({ description, name, backend }) =>
+    (/^[A-Z]/.test(description) ? description.split(/ in | with | \(|, /)[0] : plainName(name)) +
+    (backend === "torch" ? " on PyTorch" : "");
   const forecast = (known) => known && facts(`Here ${known.sentence}`);
   const amount = (n) => (n >= 1e9 ? `${(n / 1e9).toFixed(2)} GB` : n >= 1e6 ? `${(n / 1e6).toFixed(0)} MB` : n);
 

@@ -33,7 +33,7 @@
           "dl.dpr-figures",
           {},
           ...[
-            ["tokens/s from the request on", "rate"],
+            ["tokens/s from request", "rate"],
             ["first token", "first"],
             ["tokens", "tokens"],
           ].map(([name, key]) => make("div", {}, make("dt", { text: name }), make("dd", {}, this.parts[key]))),

@@ -1,7 +1,7 @@
 /* The paper's rule for opening sequences, tried by hand on what a draft really proposed. */
 (() => {
   "use strict";
-  const { make, press, fixed, shown } = window.duochat;
+  const { make, press, table, fixed, shown } = window.duochat;
 
   /** The first tokens that the draft had at one place, likeliest first, and its best second token after the first of
    * them: where the rule decides most, some open a sequence and some do not. Null where the draft had no choice. */
@@ -30,13 +30,10 @@
     const { firsts, second, theta } = found;
     const boxes = firsts.map(() => make("input", { type: "checkbox" }));
     const verdict = make("p.dpl-verdict", { role: "status" });
-    const row = (draft, i) =>
-      make(
-        "tr",
-        {},
-        make("td", {}, make("label.dpl-option", {}, boxes[i], make("code", {}, shown(draft.text)))),
-        make("td", {}, `p(1,${i + 1}) = ${fixed(draft.prob, 3)}`),
-      );
+    const row = (draft, i) => [
+      make("label.dpl-option", {}, boxes[i], make("code", {}, shown(draft.text))),
+      `p(1,${i + 1}) = ${fixed(draft.prob, 3)}`,
+    ];
     const check = () => {
       const right = firsts.every((draft, i) => boxes[i].checked === draft.prob > theta);
       const opened = firsts.filter((draft) => draft.prob > theta).map((draft) => `‘${shown(draft.text)}’`);
@@ -53,7 +50,7 @@
         {},
         `The draft’s first tokens at one place of this answer. After ‘${shown(firsts[0].text)}’ its best second token is ‘${shown(second.text)}’ with p(2,1) = ${fixed(second.prob, 3)}. Tick the first tokens that open a sequence: those with p(1,i) > θ = p(1,1)·p(2,1).`,
       ),
-      make("table.dpl-buys", {}, make("tbody", {}, ...firsts.map(row))),
+      table(["first token", "the draft’s probability"], firsts.map(row), ".dpl-buys"),
       make("div.dpl-row", {}, press("Check", check)),
       verdict,
     );

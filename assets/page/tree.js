@@ -5,17 +5,22 @@
 
   const CELL = { width: 96, height: 38, box: 80, tall: 23, pad: 8 };
 
-  /** What the tree of a round shows: nodes with column, row and state; the root is {id: -1, column: 0}. */
-  function layoutTree(answer, index, limit = 60) {
+  /** What the tree of a round shows: nodes with column, row and state; the root is {id: -1, column: 0}.
+   * asking: only what the target verifies, in an order that does not tell what it took. */
+  function layoutTree(answer, index, { limit = 60, asking = false } = {}) {
     const round = answer.rounds[index];
     const pending = new Set(round.pending.map(([id]) => id));
-    const rank = (d) => (round.accepted.includes(d.id) ? 2 : pending.has(d.id) ? 1 : 0) + d.reach;
+    const rank = (d) => (asking ? 0 : round.accepted.includes(d.id) ? 2 : pending.has(d.id) ? 1 : 0) + d.reach;
     const drafts = round.tree
+      .filter((id) => !asking || pending.has(id))
       .map((id) => answer.drafts.get(id))
       .sort((a, b) => rank(b) - rank(a))
       .slice(0, limit);
     const nodes = new Map(
-      drafts.map((d) => [d.id, { draft: d, state: stateIn(d, round), pending: pending.has(d.id), children: [] }]),
+      drafts.map((d) => {
+        const state = asking ? "waiting" : stateIn(d, round);
+        return [d.id, { draft: d, state, pending: pending.has(d.id), children: [] }];
+      }),
     );
     const before = answer.tokens[round.first - 1];
     const root = { root: true, text: before ? before.text : "…", children: [] };
@@ -24,7 +29,7 @@
       nodes.get(parent) || (parent === rootId && position === round.position ? root : null);
     for (const node of nodes.values()) above(node.draft)?.children.push(node); // what hangs below a dead token is left out
     const last = round.tokens[round.tokens.length - 1];
-    if (last && last[1] !== "accepted") {
+    if (last && last[1] !== "accepted" && !asking) {
       const tip = nodes.get(round.accepted[round.accepted.length - 1]) || root;
       tip.children.unshift({ target: true, text: last[0], state: last[1], prob: last[2], children: [] });
     }
@@ -35,22 +40,25 @@
     return draft.fated === round.index ? draft.fate : "waiting";
   }
 
-  /** Columns by depth, rows in order of the leaves; the likeliest child stays on its parent's row. */
+  /** Columns by depth. The likeliest child stays on its parent's row, another begins the first row that is free in all
+   * columns of its branch. */
   function place(root, weight) {
     const all = [];
-    let rows = 0;
+    const free = []; // of each column: its first free row
+    const depth = (node) => 1 + Math.max(0, ...node.children.map(depth));
     const walk = (node, column, row) => {
       Object.assign(node, { column, row });
+      free[column] = row + 1;
       all.push(node);
       node.children.sort((a, b) => weight(b) - weight(a));
       node.children.forEach((child, i) => {
-        if (i) rows += 1;
         child.parentNode = node;
-        walk(child, column + 1, i ? rows : row);
+        const below = free.slice(column + 1, column + 1 + depth(child));
+        walk(child, column + 1, i ? Math.max(...below) : row);
       });
     };
     walk(root, 0, 0);
-    return { nodes: all, columns: Math.max(...all.map((n) => n.column)) + 1, rows: rows + 1 };
+    return { nodes: all, columns: free.length, rows: Math.max(...free) };
   }
 
   class Tree {

@@ -12,11 +12,13 @@ from duochat.chat.answer import Engine
 
 Series = list[tuple[int, float]]
 CURVES = ("target", "draft", "sweep")  # a forward by tokens in it, a batch by sequences, a drafted token by threads
+WEIGHTS = "The target’s weights alone"  # a pair's need in `Models` has the cache and working space on top
 FACTS = {  # what is told of the devices, in this order
-    "target_device": "Target on", "target_dtype": "its arithmetic", "target_weight_bytes": "its weights",
-    "target_quantize": "its quantisation", "draft_backend": "Draft by", "draft_threads": "its threads",
-    "cores": "Processor cores", "draft_fault": "Draft does not work",
+    "target_device": "The target runs on", "target_dtype": "Its numbers are", "target_weight_bytes": WEIGHTS,
+    "draft_backend": "The draft is computed by", "draft_threads": "Threads of the draft", "cores": "Processor cores",
+    "draft_fault": "The draft does not work",
 }  # fmt: skip
+BACKENDS = {"native": "DuoChat’s own code in C"}
 
 
 def table(costs: Mapping[str, Any]) -> dict[str, Series]:
@@ -35,9 +37,9 @@ def widening(target: Series) -> float:
 def facts(hardware: Mapping[str, Any]) -> dict[str, str]:
     """What is known of the devices, in words; what people cannot read is left to `chat --json`."""
     told = {FACTS[k]: str(hardware[k]) for k in FACTS if hardware.get(k) not in (None, "", "none")}
-    if "its weights" in told:
-        told["its weights"] = f"{int(told['its weights']) / 1e9:.2f} GB"
-    return told
+    if WEIGHTS in told:
+        told[WEIGHTS] = f"{int(told[WEIGHTS]) / 2**30:.2f} GiB; cache and working space come on top"
+    return {name: BACKENDS.get(value, value) for name, value in told.items()}
 
 
 class Hardware:

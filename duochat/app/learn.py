@@ -6,21 +6,23 @@ was an accepted token or a correction. Words are in `assets/page/lesson.yaml`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
-from statistics import median
 from typing import Any
 
 import numpy as np
 import yaml
 
 from duochat import DuoChatError
-from duochat.app import hardware
 from duochat.app.assets import ASSETS, PAGE
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
+from duochat.app.kept import options_of
+from duochat.app.measured import arithmetic, measured_costs, measured_point, predicted, shared
 from duochat.app.prediction import case_from, what_if
+from duochat.app.store import Message, Store
 from duochat.chat.answer import Answer, Engine, Token
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
@@ -37,9 +39,10 @@ RECORDED = {  # file in TRACES -> what it shows; measured answers first, and the
     "story": "A wild story at temperature 1.3 on two processor cores: it does not pay",
     "example": "A formula and its code, simulated: no machine was measured",
 }
+CHAT = "chat"  # the name of the last answer of a conversation
 OWN_TOKENS = 96  # length of an answer to the user's own prompt
-FASTER = (1, 2, 4, 8)  # GPUs to compare the budget with
 ORDINALS = ("first", "second", "third")
+STAND_IN = re.compile(r"a small target with the shape of (.*) \(cost-faithful\)")
 
 
 @lru_cache(maxsize=1)
@@ -56,15 +59,24 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
         "device": _device(recording.hardware), "options": asdict(recording.options),
         "frame": frame(recording.answer, recording.options), "rounds": explain_all(recording), "costs": costs,
         "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
-        "questions": questions(recording, costs),
-        **{k: words()[k] for k in ("chapters", "colours", "glossary", "formulas")},
+        "predicted": predicted(recording, costs), "questions": questions(recording, costs),
+        "chapters": chapters(recording, costs), **{k: words()[k] for k in ("colours", "glossary", "formulas")},
     }  # fmt: skip
+
+
+def chapters(recording: Recording, costs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The lesson's chapters; what is said of the machine is said of the recording's."""
+    here = words()["shared" if shared(recording.hardware) else "apart"]
+    eight = words()["eight"].format(1 + 7 * costs["widen"]) if costs["curve"] else ""
+    return [{**c, "text": [text.format(eight=eight, **here) for text in c["text"]]} for c in words()["chapters"]]
 
 
 def _device(machine: Mapping[str, Any]) -> str:
     """What answered, and on which device; a recording of a stand-in for a large model says so in `target`."""
-    device = machine.get("target_device", "")
-    return f"{machine.get('target', 'target')} on {device}" if device else ""
+    device, target = machine.get("target_device", ""), str(machine.get("target", "the target"))
+    if stands_for := STAND_IN.fullmatch(target):
+        target = f"a target with the size and the cost of {stands_for[1]} that writes what a small model would"
+    return f"{target}, on {device}" if device else ""
 
 
 @lru_cache(maxsize=1)
@@ -190,54 +202,6 @@ def _tokens(count: int) -> str:
     return "token" if count == 1 else "tokens"
 
 
-# -- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def measured_costs(recording: Recording) -> dict[str, Any]:
-    """{target, draft: seconds of a forward and of a drafted token, c, budget, widen, source}.
-
-    From the machine's calibration if the recording carries one, else from the recording's own times.
-    """
-    table = hardware.table(recording.costs)
-    if table["target"] and table["draft"]:
-        target, draft = table["target"][0][1], table["draft"][0][1]
-        source = "measured on its machine at start"
-    else:
-        target, draft = _seen_costs(recording.answer.rounds)
-        source = "taken from this answer's own times"
-    return {"target": target, "draft": draft, "plain": recording.costs.get("plain") or target, "c": draft / target,
-            "budget": target / draft, "widen": hardware.widening(table["target"]), "source": source}  # fmt: skip
-
-
-def _seen_costs(rounds: list[Round]) -> tuple[float, float]:
-    """Median seconds of a forward and of one drafted token; 1/8 of a forward where nothing was drafted."""
-    forwards = [r.ended - r.started for r in rounds if r.phase != "prefill"] or [1.0]
-    batches = [(b.ended - b.started) / max(1, b.size) for r in rounds for b in r.batches]
-    target = max(1e-6, median(forwards))
-    return target, max(1e-6, median(batches)) if batches else target / 8
-
-
-def arithmetic(costs: Mapping[str, float]) -> list[dict[str, float]]:
-    """The budget on this machine, and with a GPU that is 2, 4, 8 times as fast."""
-    return [
-        {"factor": f, "target": costs["target"] / f, "draft": costs["draft"], "budget": costs["budget"] / f}
-        for f in FASTER
-    ]
-
-
-def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str, float | None]:
-    """Where this answer lies in the what-if panel."""
-    stats = recording.answer.stats
-    working = [r for r in recording.answer.rounds if r.phase != "prefill"]
-    return {
-        "alpha": stats.acceptance_rate if stats.tested else None,
-        "gamma": stats.drafted / len(working) if working else None,
-        "tau": stats.mean_accepted_length,
-        "speedup": stats.rate * costs["plain"] if stats.rate else None,
-        "hits": stats.hits / stats.outcomes if stats.outcomes else None,
-    }
-
-
 # -- exercises -------------------------------------------------------------------------------------------------------
 
 
@@ -249,8 +213,8 @@ def questions(recording: Recording, costs: Mapping[str, float]) -> list[dict[str
 def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dict[str, Any]]:
     asked = [{
         "kind": "number", "unit": "tokens", "right": round(costs["budget"], 1), "slack": 0.06 * costs["budget"] + 0.05,
-        "ask": f"One forward of the target takes {1000 * costs['target']:.1f} ms here, one drafted token "
-               f"{1000 * costs['draft']:.1f} ms. What is the draft budget γ*?",
+        "ask": f"One forward of the target takes {1000 * costs['target']:.4g} ms here, one drafted token "
+               f"{1000 * costs['draft']:.4g} ms. What is the draft budget γ*?",
         "because": "γ* = T_target / T_draft: as many drafted tokens as fit beside one forward.",
     }]  # fmt: skip
     shown = next((r for r in recording.answer.rounds if len(r.accepted) >= 2 and r.last == "correction"), None)
@@ -268,22 +232,45 @@ def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dic
 
 
 class Lessons:
-    """What the page's learn tab can ask for."""
+    """What the page's learn tab can ask for. store: the conversations of the chat, None where there is none."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, store: Store | None = None) -> None:
+        self._engine, self._store = engine, store
         self._jobs = Jobs()
 
-    def recorded(self, _action: dict[str, Any]) -> dict[str, Any]:
-        """The recorded answers that come with DuoChat."""
-        return {"recorded": [[name, title] for name, title in RECORDED.items()]}
+    def recorded(self, action: dict[str, Any]) -> dict[str, Any]:
+        """The recorded answers that come with DuoChat; said: what the last answer of a conversation was asked."""
+        said = self._said(action)
+        prompt = "" if said is None else self._store.message(said.parent).content[:60]
+        return {"recorded": [[name, title] for name, title in RECORDED.items()], "said": prompt}
+
+    def _said(self, action: dict[str, Any]) -> Message | None:
+        """The last answer of a conversation whose trace was kept."""
+        conversation = str(action.get("conversation") or "")
+        if not self._store or not conversation or not self._store.get(conversation):
+            return None
+        answers = (m for m in reversed(self._store.thread(conversation)) if m.role == "assistant" and m.parent)
+        return next((m for m in answers if self._store.trace(m.id)), None)
 
     def lesson(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The lesson of a recorded answer. Only names from the list are taken: no path comes from a page."""
+        """The lesson of a recorded answer, or of the last one of a conversation. Only names from the list are taken: no
+        path comes from a page."""
         name = str(action.get("name"))
+        if name == CHAT and (said := self._said(action)):
+            return lesson(self._recording(said), CHAT)
         if name not in RECORDED:
             raise DuoChatError("There is no such recorded answer: reload the page.")
         return lesson(recorded(name), name)
+
+    def _recording(self, said: Message) -> Recording:
+        """An answer of the chat. Its costs are those of its own rounds: another pair may be in use by now."""
+        steps, hardware = tuple(self._store.trace(said.id)), dict(self._engine.status()["hardware"])
+        hardware.pop("costs", None)
+        stats = Answer(steps).stats
+        plain = stats.compared_plain_s / stats.compared_tokens if stats.compared else 0.0
+        options = options_of(said.meta.get("options"), Options())
+        asked = self._store.message(said.parent).content
+        return Recording(asked, options, steps, hardware, {"plain": plain} if plain else {})
 
     def compared(self, _action: dict[str, Any]) -> dict[str, Any]:
         """What each recorded answer gained or lost."""
@@ -310,11 +297,11 @@ class Lessons:
 
     def predict(self, action: dict[str, Any]) -> dict[str, Any]:
         """The what-if panel's figures for its sliders."""
-        return what_if(case_from(action))
+        return what_if(case_from(action), str(action.get("own") or ""))
 
 
-def build(part: Callable[..., Any], engine: Engine) -> Any:
+def build(part: Callable[..., Any], engine: Engine, store: Store | None = None) -> Any:
     """The tab's content, inside a gr.Tab. part: `page.part`."""
-    lessons = Lessons(engine)
+    lessons = Lessons(engine, store)
     served = [lessons.recorded, lessons.lesson, lessons.compared, lessons.own, lessons.progress, lessons.predict]
     return part("learn", serve=served)

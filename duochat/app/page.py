@@ -91,11 +91,11 @@ class Page:
 
     def _build_tabs(self) -> None:
         with gr.Tab("Race", id="race", elem_id="race-tab"):
-            race.build(part, self.models.engine)
+            race.build(self.part, self.models.engine)
         with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
-            learn.build(part, self.models.engine)
+            learn.build(self.part, self.models.engine, self.room.store)
         with gr.Tab("Hardware", id="hardware", elem_id="hardware-tab"):
-            hardware.build(part, self.models.engine)
+            hardware.build(self.part, self.models.engine)
 
     # -- events ------------------------------------------------------------------------------------------------------
 

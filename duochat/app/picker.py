@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ OF_A_PAIR = (*PAIR, "draft_vocabulary")
 ELSEWHERE = "A path or reference is taken from this machine's own browser only: choose a model of the list."
 NO_DRAFT = "Name a draft too: none on this disk speaks this target's tokens (python -m duochat distill makes one)."
 BUSY = "Another pair of models is being loaded: wait for it, then choose again."
+MEASURING = "measuring this machine, a minute or two; it stops for an answer and begins anew behind it"
+WAITING = "waiting for the answer under way: both at once would falsify the measurement and slow the answer down"
+GLANCE = 0.2  # seconds between two looks at whether somebody asks
 FORECAST = (sys.executable, "-m", "duochat", "models", "--forecast", "--json", "--config")
 
 
@@ -45,8 +48,8 @@ class Models:
         self._jobs = Jobs(kept=0)
         self._local: list[Local] = []  # as they were listed last
         self._forecasts: dict[str, dict[str, Any]] = {}  # by target, with the best of its drafts
-        self._one_at_a_time = threading.Lock()  # measurements of this machine
-        self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, reason
+        self._unforeseen = ""  # why the last forecast failed
+        self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, backend, reason
 
     @property
     def settings(self) -> Settings:
@@ -57,14 +60,16 @@ class Models:
         """What the head of the page shows of the pair, its state and the devices; asked for often, so it is cheap.
 
         choosing: how far the fetching of another pair is, while this one goes on. error: why it is not in use.
+        forecasting: what the forecast does now; unforeseen: why the last one failed.
         exact: is the text plain decoding's to the last token, near ties too? demonstration: the pair that comes along.
         """
-        status, settings = self.engine.status(), self.settings
+        status, settings, forecast = self.engine.status(), self.settings, self._jobs.under_way("forecast")
         told = {name: status[name] for name in ("state", "loading", "choosing", "error", "hardware")}
         return {
             "target": short_name(settings.target), "draft": short_name(settings.draft),
             "exact": told["hardware"].get("target_exact", True),
-            "demonstration": settings.target == self._shipped.target, "used": [settings.target, settings.draft],
+            "demonstration": settings.target == self._shipped.target, "used": list(_key(settings)),
+            "forecasting": forecast.note.get("words", WAITING) if forecast else "", "unforeseen": self._unforeseen,
             "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
             "context_length": settings.context_length, **told,
         }  # fmt: skip
@@ -79,8 +84,10 @@ class Models:
         return {"pairs": [self._pair(entry) for entry in entries], "here": self._here, **self.state({})}
 
     def _pair(self, entry: Entry) -> dict[str, Any]:
-        names = {"name": short_name(entry.settings.target), "draft_name": short_name(entry.settings.draft)}
-        return {**entry.to_dict(), **names, "forecast": self._forecasts.get(entry.settings.target)}
+        settings = entry.settings
+        names = {"name": short_name(settings.target), "draft_name": short_name(settings.draft)}
+        known = self._forecasts.get(settings.target) if settings.backend != "torch" else None
+        return {**entry.to_dict(), **names, "backend": settings.backend, "forecast": known}
 
     def local(self, action: dict[str, Any]) -> dict[str, Any]:
         """The models on this disk, each with the lane that would run it and the drafts that fit it, the best first;
@@ -109,41 +116,69 @@ class Models:
             return ""
 
     def use(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Load a pair, for everybody, in the background. action: {target, draft, context_length}; what is missing is
-        that of the pair in use, the draft of another target the best one on this disk."""
+        """Load a pair, for everybody, in the background. action: {target, draft, backend, context_length}; what is
+        missing is that of the pair in use, the draft of another target the best one on this disk."""
         used = self.settings
         target = str(action.get("target") or used.target).strip()
         draft = str(action.get("draft") or (used.draft if target == used.target else self._best(target))).strip()
         if not self._here and not self._known(target, draft):
             raise DuoChatError(ELSEWHERE)
         context = check("context_length", action.get("context_length") or used.context_length)
-        wanted = replace(self._settings(target, draft), context_length=context)
+        wanted = replace(self._settings(target, draft, action.get("backend")), context_length=context)
         self._failed = {}
         self._jobs.start(lambda job: self._change(wanted, job), "change", busy=BUSY)
         return self.models({})
 
-    def cancel(self, _action: dict[str, Any]) -> dict[str, Any]:
-        """Of a pair that is being fetched; what has come of it stays for the next time."""
-        self._jobs.stop("change")
+    def cancel(self, action: dict[str, Any]) -> dict[str, Any]:
+        """Of a pair that is being fetched, what has come of it stays for the next time; or {"of": "forecast"}."""
+        self._jobs.stop("forecast" if action.get("of") == "forecast" else "change")
         return self.state({})
 
     def forecast(self, _action: dict[str, Any]) -> dict[str, Any]:
-        """Find how fast each pair would be here, in a process of its own: it measures this machine, for a minute."""
-        with self._one_at_a_time, tempfile.TemporaryDirectory() as folder:
+        """Begin to find how fast each pair would be here; `state` says how far it is and `cancel` ends it."""
+        if not self._jobs.under_way("forecast"):
+            self._unforeseen = ""
+            self._jobs.start(self._foresee, "forecast")
+        return self.state({})
+
+    def _foresee(self, job: Job) -> None:
+        """Only while nobody is answered: an answer that begins ends the measurement, which begins anew behind it."""
+        try:
+            while not job.stop.is_set():
+                job.note = {"words": WAITING}
+                while self.engine.status()["requests"] and not job.stop.wait(GLANCE):
+                    pass
+                job.note = {"words": MEASURING}
+                if told := self._measured(job):
+                    self._forecasts = told["forecasts"]
+                    return
+        except DuoChatError as fault:
+            self._unforeseen = str(fault)
+
+    def _measured(self, job: Job) -> dict[str, Any] | None:
+        """What a process of its own finds; None when it was ended before. Raises DuoChatError with its reason."""
+        with tempfile.TemporaryDirectory() as folder:
             config = Path(folder, "models.yaml")
             config.write_text(json.dumps({"models_folder": self._folder}), encoding="utf-8")
-            done = subprocess.run([*FORECAST, str(config)], capture_output=True, text=True)
-        if done.returncode:
-            raise DuoChatError((done.stderr.strip().splitlines() or ["The forecast failed: try again."])[-1])
-        self._forecasts = json.loads(done.stdout)["forecasts"]
-        return self.models({})
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            with subprocess.Popen([*FORECAST, str(config)], **pipes) as process:
+                while not job.stop.is_set() and not self.engine.status()["requests"]:
+                    with suppress(subprocess.TimeoutExpired):
+                        told, fault = process.communicate(timeout=GLANCE)
+                        break
+                else:
+                    process.kill()
+                    return None
+        if process.returncode:
+            raise DuoChatError((fault.strip().splitlines() or ["The forecast failed: try again."])[-1])
+        return json.loads(told)
 
     def _change(self, wanted: Settings, job: Job) -> None:
         try:
             self.engine.change(wanted, self._room_for(wanted), job.stop.is_set)
         except DuoChatError as fault:
             reason = "" if job.stop.is_set() else str(fault)
-            self._failed = {"target": wanted.target, "draft": wanted.draft, "reason": reason}
+            self._failed = dict(zip(("target", "draft", "backend"), _key(wanted), strict=True)) | {"reason": reason}
             raise
 
     def _room_for(self, wanted: Settings) -> bool:
@@ -152,11 +187,14 @@ class Models:
         both = {name: getattr(used, name) + getattr(wanted, name) for name in ("target_gib", "draft_gib")}
         return min(used.target_gib, wanted.target_gib) > 0 and not unfit(replace(wanted, **both), measure())
 
-    def _settings(self, target: str, draft: str) -> Settings:
-        """A known pair's own, else those that DuoChat was started with and this pair; what is set by hand stays."""
-        for pair in (self.own, *presets().values()):
-            if (pair.target, pair.draft) == (target, draft):
-                return joined(self.own, pair)
+    def _settings(self, target: str, draft: str, backend: Any = None) -> Settings:
+        """A known pair's own, else those that DuoChat was started with and this pair; what is set by hand stays.
+
+        backend: which of two that differ in it alone, by default that in use."""
+        backend = backend or self.settings.backend
+        known = [pair for pair in (self.own, *presets().values()) if (pair.target, pair.draft) == (target, draft)]
+        if known:
+            return joined(self.own, min(known, key=lambda pair: pair.backend != backend))
         needs = {model.reference: model.need for model in self._local}
         plain = {f.name: f.default for f in fields(Settings) if f.name in OF_A_PAIR and f.default is not MISSING}
         size = {"target_gib": needs.get(target, 0), "draft_gib": needs.get(draft, 0)}
@@ -188,8 +226,13 @@ def joined(own: Settings, pair: Settings) -> Settings:
     return replace(pair, **set_by_hand)
 
 
+def _key(settings: Settings) -> tuple[str, str, str]:
+    """What a pair is known by."""
+    return settings.target, settings.draft, settings.backend
+
+
 def _same(one: Settings, other: Settings) -> bool:
-    return (one.target, one.draft) == (other.target, other.draft)
+    return _key(one) == _key(other)
 
 
 def short_name(reference: str) -> str:

@@ -69,8 +69,8 @@ def record_of(left: Recording, right: Recording, busy: float = 0.0) -> dict[str,
     """The JSON that is replayed, saved and shown. busy: share of the processor that other work took."""
     return {
         "format": FORMAT, "version": __version__, "prompt": left.prompt, "options": asdict(left.options),
-        "hardware": dict(left.hardware), "runs": [lane(left), lane(right)], "verdict": verdict(left, right),
-        "busy": busy,
+        "hardware": dict(left.hardware), "runs": [lane(left), lane(right)],
+        "verdict": verdict(left, right), "busy": busy,
     }  # fmt: skip
 
 

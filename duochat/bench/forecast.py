@@ -155,7 +155,7 @@ def of_pair(settings: Settings) -> Forecast | None:
     is here cannot be read.
     """
     target, draft = _model(settings.target), _model(settings.draft)
-    if target is None or draft is None:
+    if settings.backend == "torch" or target is None or draft is None:
         return None
     costs = _costs(settings, target, draft)
     agreement = settings.agreement or ASSUMED

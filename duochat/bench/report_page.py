@@ -29,7 +29,7 @@ STYLE = Path(__file__).with_name("report.css").read_text("utf-8")
 Results = Mapping[str, Any]
 
 
-def render(results: Results) -> str:
+def write(path: Path, results: Results) -> None:
     """The whole page."""
     words = pd.DataFrame.from_dict(report.FIGURES, orient="index", columns=["meaning"])
     known = {name: results[name] for name in ("settings", "machine", "calibration")}
@@ -43,11 +43,8 @@ def render(results: Results) -> str:
     ]
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><style>{STYLE}</style>"
     head += "<title>DuoChat benchmark</title>"
-    return f"<!DOCTYPE html><html lang='en'><head>{head}</head><body>{''.join(blocks)}</body></html>\n"
-
-
-def write(path: Path, results: Results) -> None:
-    path.write_text(render(results), encoding="utf-8")
+    page = f"<!DOCTYPE html><html lang='en'><head>{head}</head><body>{''.join(blocks)}</body></html>\n"
+    path.write_text(page, encoding="utf-8")
 
 
 def _escaped(lines: Sequence[str]) -> str:

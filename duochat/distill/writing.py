@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from duochat import DuoChatError
 from duochat.chat.text import Tokenizer
@@ -106,7 +107,7 @@ class Writer:
         self.caches = target.cache(batch, length)
         self.token, self.place, self.role, self.count = (zeros(torch.int64) for _ in range(4))
         self.queue, self.follow, self.tokens = (zeros(torch.int64, length) for _ in range(3))
-        self.to_answer = self._padded([chat.to_answer]).to(self.device)
+        self.to_answer = self._queued(torch.zeros_like(self.queue[:1]), [chat.to_answer])
         self.temperature = zeros(torch.float32, 2)
         self.shortest, self.longest = zeros(torch.int64, 2), zeros(torch.int64, 2)
         self.answers = zeros(torch.bool, length)
@@ -128,8 +129,8 @@ class Writer:
     def write(self, rows: Sequence[Row], role: int = USER) -> Text:
         """The text of these rows. role: whose turn it is behind the first stems; the user's is opened before them."""
         opening = self.chat.opening if role == USER else []
-        self.queue.copy_(self._padded([[*opening, *row.stems[0]] for row in rows]))
-        self.follow.copy_(self._padded([[*self.chat.to_user, *row.stems[1]] for row in rows]))
+        self._queued(self.queue, [[*opening, *row.stems[0]] for row in rows])
+        self._queued(self.follow, [[*self.chat.to_user, *row.stems[1]] for row in rows])
         for name in ("temperature", "shortest", "longest"):
             getattr(self, name).copy_(torch.tensor([getattr(row, name) for row in rows]))
         self.token.copy_(self.queue[:, 0])
@@ -141,8 +142,12 @@ class Writer:
         found = (self.tokens.int(), self.answers, self.likely, self.logits)
         return Text(*(part.cpu().numpy().copy() for part in found))
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor([[*row[: self.length], *[-1] * (self.length - len(row))] for row in rows])
+    def _queued(self, queue: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
+        """The queue with these tokens in it, and -1 behind them."""
+        given = [torch.tensor(row[: self.length], dtype=torch.int64) for row in rows]
+        found = pad_sequence(given, batch_first=True, padding_value=-1)
+        queue.fill_(-1)[:, : found.shape[1]] = found.to(queue.device)
+        return queue
 
     def _step(self, bucket: int) -> None:
         self.play(bucket, lambda: self._advance(self.seen[bucket]))

@@ -15,14 +15,15 @@ import numpy as np
 
 from duochat import DuoChatError
 from duochat.engine import kernels
-from duochat.engine.lanes import Answer, Candidates, Edge
+from duochat.engine.lanes import Answer, Candidates, Edge, children
 from duochat.engine.penalties import changes, paths, penalised
 from duochat.engine.sampling import Sampling, key
 
 SOURCE = Path(__file__).with_suffix(".c")
-FAST = ("-ffast-math",)
 # Sums keep their order, so a row gives the same bits wherever it lies; loops are vectors still.
 ORDERED = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")
+# Not -ffast-math: a library linked with it turns small numbers to 0 in the thread that loads it, a target's too.
+FAST = (*ORDERED, "-fassociative-math", "-freciprocal-math")
 REACH = 6.0  # greedy: tokens whose logit is this far below the best are cut, their weight is estimated
 NOISY_REACH = 8.0  # T > 0: the same in logits/T; in a chat, noise would lift a cut token to the top once in 100
 MOST = 512  # T > 0: no more tokens than this get noise after a filter
@@ -101,11 +102,9 @@ def answer(rows: Iterable[np.ndarray], context: Sequence[int], tree: Sequence[Ed
 
     rows: logits after its root and after each node, in this order, each good until the next.
     """
-    ways, below = paths(tree), [[] for _ in range(len(tree) + 1)]
-    for node, (_, parent) in enumerate(tree):
-        below[parent + 1].append(node)
-    made, told = changes(context, ways, sampling), Answer([], [], [0.0] * len(tree))
-    for number, (row, way, nodes) in enumerate(zip(rows, ways, below, strict=True)):
+    ways, told = paths(tree), Answer([], [], [0.0] * len(tree))
+    made = changes(context, ways, sampling)
+    for number, (row, way, nodes) in enumerate(zip(rows, ways, children(tree), strict=True)):
         asked = [tree[node][0] for node in nodes]
         token, probs = sample(penalised(row, made, number), len(context) + len(way), sampling, asked)
         told.tokens.append(token)

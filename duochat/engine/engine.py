@@ -39,6 +39,7 @@ class Engine:
     ) -> None:
         """fault: why there is no drafter. store: where the calibration is kept. Without `costs` both are measured."""
         self.target, self.drafter, self.fault, self.store = target, drafter, fault, store
+        self.context_length, self.vocabulary, self.eos = target.context_length, target.vocabulary, target.eos
         self.acceptance = Acceptance()
         self.costs = costs or self._stored() or self.calibrate()
 
@@ -73,21 +74,6 @@ class Engine:
         about += [settings.draft_vocabulary, target.describe(), drafter.describe(), available_cores(), platform.node()]
         name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         return cls(target, drafter, store=cache_dir() / "calibration" / f"{name}.json")
-
-    @property
-    def context_length(self) -> int:
-        """Tokens of prompt and answer together."""
-        return self.target.context_length
-
-    @property
-    def vocabulary(self) -> int:
-        """Token ids are below this."""
-        return self.target.vocabulary
-
-    @property
-    def eos(self) -> frozenset[int]:
-        """Token ids that end an answer."""
-        return self.target.eos
 
     def decode(
         self,

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -32,15 +33,11 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
     identity = f"{_text(source)}{compiler}{options}{machine.processor()}"
     name = f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     make = partial(_made, compiler, source, options)
-    try:
+    with suppress(*FAULTS):
         return make(cache_dir() / "kernels" / name)
-    except FAULTS:
-        pass
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return make(Path(folder) / name)
-    except FAULTS:
-        return None
+    with suppress(*FAULTS), tempfile.TemporaryDirectory() as folder:
+        return make(Path(folder) / name)
+    return None
 
 
 def needed(source: Path, *options: str) -> ctypes.CDLL:
@@ -70,11 +67,8 @@ def _made(compiler: list[str], source: Path, options: tuple[str, ...], path: Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         unproved = Path(folder) / path.name
-        _run(*compiler, "-O3", "-march=native", "-fPIC", "-shared", *options, source, "-lm", "-o", unproved)
+        command = [*compiler, "-O3", "-march=native", "-fPIC", "-shared", *options, source, "-lm", "-o", unproved]
+        subprocess.run([*map(str, command)], check=True, capture_output=True, timeout=60)
         ctypes.CDLL(str(unproved))
         os.replace(unproved, path)
     return ctypes.CDLL(str(path))
-
-
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=60)

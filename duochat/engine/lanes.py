@@ -48,6 +48,14 @@ def common(held: list[int], context: Sequence[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(held), len(context)))
 
 
+def children(tree: Sequence[Edge]) -> list[list[int]]:
+    """The numbers of the nodes below the root, and below each node."""
+    found: list[list[int]] = [[] for _ in range(len(tree) + 1)]
+    for node, (_, parent) in enumerate(tree):
+        found[parent + 1].append(node)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """The draft's best next tokens at one node, best first; at most `Drafter.candidates` of them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from duochat.engine.lanes import Answer, Candidates
@@ -158,13 +158,13 @@ class Tree:
         if alive:
             self._rescale(child)
 
-    def graft(self, tokens: Sequence[int], probs: Sequence[float], origin: str = "ngram") -> None:
-        """Hang a chain of tokens from another source below the root, each with its own chance of acceptance."""
+    def graft(self, tokens: Sequence[int], probs: Sequence[float]) -> None:
+        """Hang a chain of tokens from prompt lookup below the root, each with its own chance of acceptance."""
         node = self.root
         for token, prob in zip(tokens, probs, strict=True):
             child = node.child(token)
             if child is None:
-                child = Node(token, node, node.position + 1, prob=prob, rank=1, origin=origin)
+                child = Node(token, node, node.position + 1, prob=prob, rank=1, origin="ngram")
                 self._hang(child)
             elif child.origin == "model":
                 self._agree(child, child.rank, child.prob)
@@ -298,11 +298,3 @@ class Tree:
         """The request ends: the ids of the drafted tokens still without a fate, which are now ignored."""
         left, self._open = tuple(self._open), {}
         return left
-
-    def __iter__(self) -> Iterator[Node]:
-        """All nodes from the root down, parents first."""
-        stack = [self.root]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children)

@@ -54,11 +54,6 @@ class TreeCache:
         self._new: list[Entry] = []  # to be decoded: the rest of a context, then the tree, parents first
         self._grown = 0  # decoded entries below the trunk
 
-    @property
-    def cells(self) -> int:
-        """Cells that hold a token."""
-        return len(self.tokens) + self._grown
-
     # What is held, and what of it a context leads to
 
     def follow(

@@ -75,7 +75,8 @@ def place(path: Path, cells: int, gpu_layers: int | str, names: Sequence[str], r
         devices.connect(server)
     there = devices.gpus()
     if not there and (names or gpu_layers not in ("auto", 0)):
-        raise DuoChatError(f"llama.cpp sees no GPU: {devices.unused_gpu() or _build()}, or set gpu_layers to 0.")
+        build = f"build it for one with {rebuild('-DGGML_CUDA=on')} (VULKAN or HIP in place of CUDA for other makes)"
+        raise DuoChatError(f"llama.cpp sees no GPU: {devices.unused_gpu() or build}, or set gpu_layers to 0.")
     there = devices.gpus(names)
     note = "" if there or gpu_layers == 0 else devices.unused_gpu()
     layers = gpu_layers if there else 0
@@ -85,10 +86,6 @@ def place(path: Path, cells: int, gpu_layers: int | str, names: Sequence[str], r
             note = f"{layers} of {all_layers} layers fit the GPU's memory, the rest computes on the CPU"
     used = there if layers else [device for device in devices.found() if device.kind == devices.CPU]
     return Place(layers, " + ".join(device.title for device in used), note)
-
-
-def _build() -> str:
-    return f"build it for one with {rebuild('-DGGML_CUDA=on')} (VULKAN or HIP in place of CUDA for other makes)"
 
 
 def _fitting(path: Path, cells: int, free: int) -> tuple[int, int]:

@@ -25,11 +25,6 @@ class Sequences(TreeCache):
         self._free = list(range(llama.sequences - 1, TRUNK, -1))
         self._shared = [0] * llama.sequences  # how many of the trunk's tokens a sequence holds, in use or free
 
-    @property
-    def sequences(self) -> int:
-        """Sequences that hold a branch."""
-        return len(self._tips)
-
     def decode(self, cancelled: Callable[[], bool]) -> list[Entry]:
         """Decode all that is new as one batch. Raises Full.
 

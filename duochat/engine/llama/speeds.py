@@ -6,7 +6,7 @@ Measured once for each kind of file, and remembered by library, processor and co
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,14 +80,10 @@ def _seconds(lane: Lane, shape: Shape, kinds: Mapping[str, str]) -> dict[int, fl
             target.close()
         return {width: min(one[width] for one in tries) for width in tries[0]}
 
-    return _remembered((lane, shape, sorted(kinds.items())), measure)
+    about = (lane, shape, sorted(kinds.items())), probe.identity(), available_cores(), [d.title for d in devices.gpus()]
+    return {int(width): seconds for width, seconds in recalled("speed", about, measure).items()}
 
 
 def _load(lane: Lane, shape: Shape, kinds: Mapping[str, str], path: Path) -> LlamaTarget:
     probe.write(path, shape, kinds)
     return LlamaTarget.load(path, probe.CONTEXT, lane.threads, gpu_layers=lane.gpu_layers)
-
-
-def _remembered(what: object, find: Callable[[], dict[int, float]]) -> dict[int, float]:
-    about = (what, probe.identity(), available_cores(), [device.title for device in devices.gpus()])
-    return {int(width): seconds for width, seconds in recalled("speed", about, find).items()}

@@ -20,7 +20,7 @@ import numpy as np
 
 from duochat.config import AUTO, Settings
 from duochat.engine.choosing import answer, kernel
-from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target
+from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, children
 from duochat.engine.llama import loading, widths
 from duochat.engine.llama.library import BATCH, Llama, Options
 from duochat.engine.llama.sequences import Line, Sequences
@@ -45,7 +45,8 @@ class LlamaTarget(Target):
         self.vocabulary = llama.vocabulary
         self.eos = _ends(llama)
         self.device = ""  # for people
-        self.shares_cores = _on_cpu(llama) or bool(llama.options.tensor_overrides)
+        layers = llama_cpp.llama_model_n_layer(llama.model)  # the output is one more
+        self.shares_cores = llama.options.gpu_layers <= layers or bool(llama.options.tensor_overrides)
         self.exact, llama.least, most = _rows(llama, reproducible)
         self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
@@ -104,9 +105,9 @@ class LlamaTarget(Target):
             raise Cancelled
         tail = None if self._tail is None else self._tail - 1 - len(tree)
         root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
-        nodes = self._grow(root, tree)
+        entries = self._grow(root, tree)
         rows = self._cache.decode(cancelled)
-        return partial(answer, self._logits([root, *nodes], rows), context, tree, sampling)
+        return partial(answer, self._logits(entries, rows), context, tree, sampling)
 
     def _logits(self, entries: Sequence[Entry], rows: Sequence[Entry]) -> Iterator[np.ndarray]:
         """Of the root and of the nodes, once the device has done its work. rows: the entry of each row of it."""
@@ -114,18 +115,15 @@ class LlamaTarget(Target):
         yield from (logits[place[entry]] for entry in entries)
 
     def _grow(self, root: Entry, tree: Sequence[Edge]) -> list[Entry]:
-        """The entry of each node. The likeliest branch, whose nodes come first, takes the first cells: it leaves no
-        holes when it becomes the trunk."""
-        children: list[list[int]] = [[] for _ in range(len(tree) + 1)]
-        for node, (_, parent) in enumerate(tree):
-            children[parent + 1].append(node)
-        entries: list[Entry | None] = [None] * len(tree)
-        stack = children[0][::-1]
+        """The entry of the root and of each node. The likeliest branch, whose nodes come first, takes the first cells:
+        it leaves no holes when it becomes the trunk."""
+        below, entries = children(tree), [root] * (len(tree) + 1)
+        stack = below[0][::-1]
         while stack:
             node = stack.pop()
             token, parent = tree[node]
-            entries[node] = self._cache.grow(entries[parent] if parent >= 0 else root, (token,))
-            stack += children[node + 1][::-1]
+            entries[node + 1] = self._cache.grow(entries[parent + 1], (token,))
+            stack += below[node + 1][::-1]
         return entries
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
@@ -159,11 +157,6 @@ class LlamaTarget(Target):
     def close(self) -> None:
         """See `lanes.Target.close`."""
         self._llama.close()
-
-
-def _on_cpu(llama: Llama) -> bool:
-    """Whether a layer, or the output, is computed there."""
-    return llama.options.gpu_layers <= llama_cpp.llama_model_n_layer(llama.model)
 
 
 def _rows(llama: Llama, reproducible: bool) -> tuple[bool, int, int]:

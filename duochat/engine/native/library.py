@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -26,8 +26,6 @@ SOURCE = Path(__file__).with_name("native.c")
 GROUP = 16  # rows of a matrix, and cells, that are held together
 MOST = 8  # nodes of a pass
 NORMS, MATRICES = (0, 1), (2, 3, 8)  # tensor types: F32, F16 and Q4_0, Q4_1, Q8_0
-ENDS = ("token_embd", "output_norm", "output")
-PARTS = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 UNKNOWN = "The target uses a token that the draft does not know: choose a draft with the same vocabulary."
 KNOWN = {  # what the file may say of its architecture; whatever else it says would change the result
     "context_length", "vocab_size", "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
@@ -70,52 +68,53 @@ def _library(role: str = "draft") -> ctypes.CDLL | None:
 def unfit(path: Path) -> str:
     """Why the native lane does not take this file; "" when it does. Raises DuoChatError when it is no GGUF file."""
     header = gguf.read(path)
-    return _unknown(header) or _misshapen(header) or ("" if _library() else "no C compiler here can build it")
-
-
-def _unknown(header: gguf.Header) -> str:
-    """What native.c does not know of a file."""
-    prefix, names = f"{header.architecture}.", set(_names(header))
     if header.architecture != "llama":
         return f"its architecture is {header.architecture}, not llama"
-    said = {key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)}
+    try:
+        shape, expected = _shape(header, 0), _expected(header)
+    except TypeError:
+        return "its layers differ"
+    reason = _unknown(header, expected) or _misshapen(header, shape, expected)
+    return reason or ("" if _library() else "no C compiler here can build it")
+
+
+def _expected(header: gguf.Header) -> dict[str, tuple[int, ...]]:
+    """The tensors that native.c takes, in its order, and their shapes."""
+    s, vocabulary = _shape(header, 0), _vocabulary(header)
+    queries, keys, norm = s.heads * s.head, s.groups * s.head, (s.width,)
+    found = {"token_embd": (vocabulary, s.width), "output_norm": norm, "output": (vocabulary, s.width)}
+    layer = {"attn_norm": norm, "attn_q": (queries, s.width), "attn_k": (keys, s.width), "attn_v": (keys, s.width)}
+    layer |= {"attn_output": (s.width, queries), "ffn_norm": norm}
+    layer |= {"ffn_gate": (s.inner, s.width), "ffn_up": (s.inner, s.width), "ffn_down": (s.width, s.inner)}
+    for i in range(s.layers):
+        found |= {f"blk.{i}.{part}": shape for part, shape in layer.items()}
+    return {f"{name}.weight": shape for name, shape in found.items()}
+
+
+def _unknown(header: gguf.Header, expected: Mapping[str, tuple[int, ...]]) -> str:
+    """What native.c does not know of a file."""
+    said = {key.removeprefix("llama.") for key in header.metadata if key.startswith("llama.")}
     there = {t.name for t in header.tensors}
-    if strange := said - KNOWN | there - names:
+    if strange := said - KNOWN | there - expected.keys():
         return f"it has {min(strange)}, which is not known here"
-    if missing := names - there - {"output.weight"}:
+    if missing := expected.keys() - there - {"output.weight"}:
         return f"it lacks {min(missing)}"
     odd = (t.name for t in header.tensors if t.type not in (NORMS if t.name.endswith("norm.weight") else MATRICES))
     return f"{name} is neither Q4_0, Q4_1 nor Q8_0" if (name := next(odd, "")) else ""
 
 
-def _misshapen(header: gguf.Header) -> str:
+def _misshapen(header: gguf.Header, s: _Shape, expected: Mapping[str, tuple[int, ...]]) -> str:
     """What of the model's shape native.c cannot do."""
-    try:
-        s, vocabulary = _shape(header, 0), _vocabulary(header)
-    except TypeError:
-        return "its layers differ"
     turned, value = header.get("rope.dimension_count", s.head), header.get("attention.value_length", s.head)
     if not turned == value == s.head or s.head % GROUP or s.heads % s.groups:
         return f"its {s.heads} heads are {s.head} wide, {turned} of it turned"
-    queries, keys, norm = s.heads * s.head, s.groups * s.head, (s.width,)
-    if wrong := [n for n in (s.width, queries, s.inner) if n % 32]:
+    if wrong := [n for n in (s.width, s.heads * s.head, s.inner) if n % 32]:
         return f"it is {wrong[0]} wide, not a multiple of 32"
-    ends = [(vocabulary, s.width), norm, (vocabulary, s.width)]
-    attention = [norm, (queries, s.width), (keys, s.width), (keys, s.width), (s.width, queries)]
-    feeding = [norm, (s.inner, s.width), (s.inner, s.width), (s.width, s.inner)]
-    expected = dict(zip(_names(header), ends + s.layers * (attention + feeding), strict=True))
-    wrong = (f"{t.name} has the shape {t.shape}" for t in header.tensors if t.shape != expected[t.name])
-    return next(wrong, "")
-
-
-def _names(header: gguf.Header) -> list[str]:
-    """The tensors that native.c takes, in its order."""
-    layers = [f"blk.{i}.{part}" for i in range(header.get("block_count", 0)) for part in PARTS]
-    return [f"{name}.weight" for name in (*ENDS, *layers)]
+    return next((f"{t.name} has the shape {t.shape}" for t in header.tensors if t.shape != expected[t.name]), "")
 
 
 def _vocabulary(header: gguf.Header) -> int:
-    return next(t.shape[0] for t in header.tensors if t.name == "token_embd.weight")
+    return next((t.shape[0] for t in header.tensors if t.name == "token_embd.weight"), 0)
 
 
 def _shape(header: gguf.Header, cells: int) -> _Shape:
@@ -155,7 +154,7 @@ class Native:
         found.setdefault("output.weight", found["token_embd.weight"])
         first = found["token_embd.weight"]
         self._embedding = data[first.offset : first.offset + first.size].copy()
-        ordered = [found[name] for name in _names(header)]
+        ordered = [found[name] for name in _expected(header)]
         tensors = (_Tensor * len(ordered))()
         for place, t in zip(tensors, ordered, strict=True):
             place.data, place.type = data.ctypes.data + t.offset, t.type

@@ -48,8 +48,9 @@ def attend(
     changes is lost when the result is rounded. Returns (1, rows, heads, size). Raises TypeError on what else a model
     says, for it may change the result.
     """
-    if strange := [name for name, given in others.items() if given is not None and not _harmless(name)]:
-        raise TypeError(f"{strange[0]} is not known")
+    for name, given in others.items():
+        if given is not None and name not in HARMLESS and not name.startswith("output_"):
+            raise TypeError(f"{name} is not known")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     plain = softcap is None and s_aux is None
     if kernel and plain and _fits(query, key, value):
@@ -75,10 +76,6 @@ def grouped(mask: torch.Tensor, config: Any) -> torch.Tensor:
 def key_heads(config: Any) -> int:
     """Heads with keys of their own: all, where the configuration names none."""
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-
-def _harmless(name: str) -> bool:
-    return name in HARMLESS or name.startswith("output_")
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

@@ -36,7 +36,6 @@ class TorchTarget(Target):
         compile: bool = False,
         graphs: bool = False,
         reproducible: bool = False,
-        attention: str = NAME,
     ) -> None:
         """compile, graphs: see `Forward.settle`. reproducible: the same tokens whatever the shape of the forwards."""
         capacity = -(-(context_length + MOST_ROWS) // 32) * 32
@@ -48,7 +47,7 @@ class TorchTarget(Target):
         self.vocabulary = model.config.get_text_config().vocab_size
         self._memo = Memo(capacity)
         fixed = loading.fix_rotations(model, context_length)
-        self._forward = Forward(model, capacity, EXACT if reproducible else attention)
+        self._forward = Forward(model, capacity, EXACT if reproducible else NAME)
         self._forward.settle(compile, graphs)
         if fixed:
             self._forward.notes.append(f"Positions ({fixed}) are those of texts of {context_length} tokens.")
@@ -76,7 +75,8 @@ class TorchTarget(Target):
         elif threads != AUTO:
             torch.set_num_threads(threads)
         config = loading.read_config(folder)
-        length, cuda = min(context_length, loading.longest(config)), place.type == "cuda"
+        made_for = getattr(config.get_text_config(), "max_position_embeddings", None) or context_length
+        length, cuda = min(context_length, made_for), place.type == "cuda"
         with usable(folder, config.model_type), memory.Need.of(config, kind).held(length, place):
             model, told = loading.read(folder, place, kind), recipe(folder).get("told")
             products = "few rows" if compile and cuda and few_rows.swap(model) else "torch"
@@ -142,7 +142,7 @@ class TorchTarget(Target):
             "target_backend": "torch",
             "target_device": loading.device_name(self._forward.device),
             "target_dtype": str(model.dtype).removeprefix("torch."),
-            "target_weight_bytes": loading.weight_bytes(model),
+            "target_weight_bytes": sum(weights.numel() * weights.element_size() for weights in model.parameters()),
             "target_widths": list(self._shapes.widths) if self._shapes.padded else "any",
             "target_attention": model.config._attn_implementation,
             "target_compiled_layers": self._forward.compiled,

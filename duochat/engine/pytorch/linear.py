@@ -14,7 +14,8 @@ GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # in the or
 class Joint:
     """The product of a group, from the call of its first member to the call of its last."""
 
-    parts: tuple[torch.Tensor, ...] | None = None
+    def __init__(self) -> None:
+        self.parts: tuple[torch.Tensor, ...] | None = None
 
 
 class Member(torch.nn.Module):

@@ -109,16 +109,6 @@ def end_tokens(model: torch.nn.Module) -> frozenset[int]:
     return frozenset(i for ids in found if ids is not None for i in ([ids] if isinstance(ids, int) else ids))
 
 
-def longest(config: Any) -> int:
-    """The context that a model was made for."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or 2**31
-
-
-def weight_bytes(model: torch.nn.Module) -> int:
-    """Bytes of all weights, shared ones once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

@@ -98,6 +98,9 @@ class FakeEngine(Ready):
         self.rate, self.context_length, self.ended = rate, context_length, ended
         self._line: list[object] = []
 
+    def status(self) -> dict[str, Any]:
+        return {**super().status(), "requests": len(self._line)}
+
     def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = lambda: False) -> None:
         """A target with "fails" in its name cannot be loaded, one with "slow" is fetched until it is cancelled."""
         if "fails" in settings.target:

@@ -201,6 +201,7 @@ def launch(
     try:
         run(beside(app, api), host, port, open_browser=open_browser)
     finally:
+        page.models.close()
         room.close()
         worker.close()
 

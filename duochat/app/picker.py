@@ -173,6 +173,10 @@ class Models:
             raise DuoChatError((fault.strip().splitlines() or ["The forecast failed: try again."])[-1])
         return json.loads(told)
 
+    def close(self) -> None:
+        """End what goes on in the background."""
+        self._jobs.close()
+
     def _change(self, wanted: Settings, job: Job) -> None:
         try:
             self.engine.change(wanted, self._room_for(wanted), job.stop.is_set)

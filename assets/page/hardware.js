@@ -125,10 +125,10 @@
       make(
         `svg:svg.dpl-svg.dp-curve-${kind}`,
         { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}, milliseconds by ${axis}` },
-        text(0, 16, title, { class: "dpl-strong" }),
+        text(0, 16, `${title}, ms`, { class: "dpl-strong" }),
         ...levels.flatMap((v) => [
           line(left, y(v), width - right, y(v)),
-          text(left - 8, y(v) + 4, `${fixed(v, digits)}${v === levels.at(-1) ? " ms" : ""}`, { "text-anchor": "end" }),
+          text(left - 8, y(v) + 4, fixed(v, digits), { "text-anchor": "end" }),
         ]),
         ...sizes.map((size) => text(x(size), height - bottom + 18, `${size}`, { "text-anchor": "middle" })),
         text((left + width - right) / 2, height - 6, axis, { "text-anchor": "middle" }),

@@ -75,8 +75,8 @@ def _device(machine: Mapping[str, Any]) -> str:
     """What answered, and on which device; a recording of a stand-in for a large model says so in `target`."""
     device, target = machine.get("target_device", ""), str(machine.get("target", "the target"))
     if stands_for := STAND_IN.fullmatch(target):
-        target = f"a target with the size and the cost of {stands_for[1]} that writes what a small model would"
-    return f"{target}, on {device}" if device else ""
+        target = f"a target with the size and the cost of {stands_for[1]} (it writes what a small model would)"
+    return f"{target} on {device}" if device else ""
 
 
 @lru_cache(maxsize=1)

@@ -22,7 +22,7 @@
       make(
         "p",
         {},
-        "The small one guesses ahead, the large one checks: its own text, mostly sooner. ",
+        "A small one guesses the next words, a large one checks them all: the answer is the large one’s own, mostly sooner. ",
         make("button.dc-link.dc-see", { type: "button", onclick: () => actions.togglePicture() }, "See how"),
       ),
       make(

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import multiprocessing
+import signal
 import socket
 import subprocess
 import sys
@@ -557,6 +558,33 @@ def test_page_and_api_share_an_address():
     assert [to.get(path).text for path in ("/", "/v1", "/healthy", "/gradio_api/v1/")] == ["the page"] * 4
     assert to.get("/health").json() == {"status": "ok"}
     assert to.get("/v1/models").json()["object"] == "list"
+
+
+def test_a_terminated_server_cleans_up(tmp_path):
+    """A forecast's process outlived the app: uvicorn raises the signal again, which ended it on the spot."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = f"""if True:
+        from duochat.api.serve import run
+        try:
+            run(None, "127.0.0.1", {port})
+        finally:
+            print("cleaned up")"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline().startswith("DuoChat is at")
+        until_served(port)
+        server.terminate()
+        assert server.communicate(timeout=30)[0] == "cleaned up\n"
+        assert server.returncode == 128 + signal.SIGTERM
+
+
+def until_served(port):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the server did not start")
 
 
 def test_the_page_is_served_with_the_api_behind_its_own_guards(monkeypatch, worker, tmp_path):

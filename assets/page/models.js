@@ -257,7 +257,7 @@
 
   const OUTLINED = ".dc-text.dc-outlined";
   const FORESEE = "How fast would they be here?";
-  const UNKNOWN = "None of these pairs has been measured here. A forecast takes a minute or two and downloads nothing.";
+  const UNKNOWN = "None of these pairs has been measured here. A forecast takes some minutes and downloads nothing.";
   const LANES = { torch: "runs on torch", llama: "runs as the file is", native: "runs in C" };
   const NO_DRAFT = "No draft on this disk speaks its tokens. This makes one: ";
   const DISTILL = "python -m duochat distill --target";

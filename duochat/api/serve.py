@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import socket
+import sys
 import threading
 import webbrowser
 
@@ -57,7 +59,8 @@ def check_address(host: str, port: int, lock: object, remedy: str) -> None:
 
 
 def run(app: ASGIApp, host: str, port: int, path: str = "", open_browser: bool = False) -> None:
-    """Serve until interrupted."""
+    """Serve until interrupted. What the caller cleans up it cleans up after a SIGTERM too: uvicorn raises it again."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     server = uvicorn.Server(
         uvicorn.Config(app, host=host.strip("[]"), port=port, log_level="warning", timeout_graceful_shutdown=2)
     )

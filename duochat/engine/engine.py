@@ -39,9 +39,14 @@ class Engine:
     ) -> None:
         """fault: why there is no drafter. store: where the calibration is kept. Without `costs` both are measured."""
         self.target, self.drafter, self.fault, self.store = target, drafter, fault, store
-        self.context_length, self.vocabulary, self.eos = target.context_length, target.vocabulary, target.eos
+        self.context_length, self.vocabulary = target.context_length, target.vocabulary
         self.acceptance = Acceptance()
         self.costs = costs or self._stored() or self.calibrate()
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Tokens that end an answer; a chat adds those that its tokenizer names."""
+        return self.target.eos
 
     @classmethod
     def load(cls, settings: Settings, progress: Progress = silent, files: Files | None = None) -> Engine:

@@ -61,6 +61,10 @@ def take(browser: Browser, url: str, folder: Path, look: str) -> None:
         page.keyboard.press("Escape")
     for tab in ("Race", "Learn", "Hardware"):
         page.get_by_role("tab", name=tab).click()
+        if tab == "Race":
+            page.get_by_role("button", name="Start the race").click()
+            page.wait_for_selector(".dpr-stage .dpr-verdict", timeout=180_000)
+            page.wait_for_timeout(8000)  # the replay
         shoot(page, folder / f"{tab.lower()}-{look}.png")
     context.close()
 

@@ -204,9 +204,13 @@
       this.drawPauses(pen, rounds);
       for (const round of rounds) this.drawColumn(pen, round, top);
       this.drawBudget(pen, answer, from, to, top);
-      for (const { at, drafted } of rounds)
-        if (drafted.length)
-          this.label(pen, `${drafted.length}`, ...at.map((t) => this.x(t)), this.level(drafted.length, top) - 6);
+      for (const { at, drafted, budget } of rounds) {
+        if (!drafted.length) continue;
+        const line = this.level(answer.state.own_budget || budget || -top, top);
+        const above = this.level(drafted.length, top) - 6;
+        const clear = Math.abs(line - above) < 8 ? line - 8 : above; // of the budget's line
+        this.label(pen, `${drafted.length}`, ...at.map((t) => this.x(t)), clear);
+      }
       pen.restore();
     }
 

@@ -122,7 +122,7 @@ def test_the_tint_is_full_while_it_is_written_or_looked_at_and_quiet_else(
     visit(page, server.url)
     quiet = "rgba(0, 0, 0, 0)"
     send(page, "Hello LONG")
-    page.wait_for_selector(".live .dc-body.lit", timeout=WAIT)
+    page.wait_for_selector(".live .dc-body.lit p", timeout=WAIT)
     assert float(page.evaluate(TINT).split(",")[3].rstrip(")")) >= (0.2 if scheme == "dark" else 0.08)
     page.mouse.move(5, 5)
     page.keyboard.press("Escape")

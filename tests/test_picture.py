@@ -702,7 +702,7 @@ def test_exercises_fill_the_screen_one_at_a_time(lesson_page):
     page.keyboard.press("ArrowLeft")
     assert page.inner_text(".dpl-slide p >> nth=0") == asked
     page.keyboard.press("Escape")
-    assert page.locator(".dpl-room").count() == 0
+    page.wait_for_selector(".dpl-room", state="detached")
 
 
 def test_answers_are_checked(lesson_page):

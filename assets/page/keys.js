@@ -25,7 +25,7 @@
       open = !open;
       if (!open) return void (node.contains(document.activeElement) && before?.focus());
       before = document.activeElement;
-      setTimeout(() => stops(node)[1].focus({ preventScroll: true }), 50); // fields come into view by a transition
+      setTimeout(() => open && stops(node)[1]?.focus({ preventScroll: true }), 50); // fields come into view by a transition
     }).observe(node, { attributeFilter: ["class"] });
     node.addEventListener("keydown", (e) => {
       const all = stops(node);

@@ -11,7 +11,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Only what a busy machine can spoil is tried again: the browser's tests. An unequal text never is."""
     for item in items:
         if item.get_closest_marker("browser"):
-            item.add_marker(pytest.mark.flaky(reruns=2))
+            measures = item.get_closest_marker("slow")
+            item.add_marker(pytest.mark.flaky(reruns=4 if measures else 2))
 
 
 @pytest.fixture(scope="module")

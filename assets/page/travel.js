@@ -4,6 +4,7 @@
   const { make, reduced, ROWS } = window.duochat;
 
   const EVERY = 500; // ms between two tokens that set out
+  const FAST = 300; // tokens/s from which on nobody can follow one
   const TAKES = 1100; // ms on the way
 
   class Travel {
@@ -16,7 +17,7 @@
     draw() {
       const { answer } = this.picture;
       if (this.generation !== answer.generation) [this.generation, this.seen] = [answer.generation, 0];
-      if (answer.state.finish || performance.now() - this.last < EVERY || reduced()) return;
+      if (answer.state.finish || answer.gauges.now > FAST || performance.now() - this.last < EVERY || reduced()) return;
       const token = answer.tokens.slice(this.seen).findLast(({ kind, text }) => kind === "accepted" && text.trim());
       if (!token) return;
       this.seen = answer.tokens.length;

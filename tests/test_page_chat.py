@@ -341,6 +341,20 @@ def test_restart_of_the_server(browser: Browser, tmp_path: Path) -> None:
 # ---- looks and hands
 
 
+def test_the_page_says_how_far_it_has_come_where_it_listens_now(page: Page) -> None:
+    """An answer that follows at once is heard at another address: told to the old one, it came once a second."""
+    told = page.evaluate("""async () => {
+      const [told, fetched] = [[], window.fetch];
+      window.fetch = async (address, { body }) => void told.push(`${address} ${body}`);
+      duochat.chat_.acknowledge("first", 7);
+      duochat.chat_.acknowledge("second", 1);
+      await new Promise((done) => setTimeout(done, 700));
+      window.fetch = fetched;
+      return told.at(-1);
+    }""")
+    assert told == "live/second 1"
+
+
 def test_keyboard_alone(page: Page) -> None:
     """Send, stop, retry, settings, help and search without a mouse."""
     page.keyboard.press("Escape")

@@ -1,4 +1,4 @@
-/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that page.py sends. */
+/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that live.py sends. */
 (() => {
   "use strict";
   const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill, ended } =
@@ -265,13 +265,14 @@
 
     /** Tell the server how far the page has come, so that it never runs ahead; one word at a time. */
     async acknowledge(key, number) {
-      this.drawn = number;
+      this.drawn = { key, number };
       if (this.telling) return;
       this.telling = true;
       try {
-        for (let told = 0; told !== this.drawn;) {
+        for (let told; told !== this.drawn;) {
           await new Promise((done) => setTimeout(done, 200));
-          await fetch(`live/${key}`, { method: "POST", body: (told = this.drawn) });
+          told = this.drawn;
+          await fetch(`live/${told.key}`, { method: "POST", body: told.number });
         }
       } catch {
         /* listen() finds out */

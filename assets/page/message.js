@@ -98,7 +98,7 @@
 
   /** How fast it was; the rest of its figures is told on request. */
   function figures(f) {
-    const brief = [f.rate && `${f.rate.toFixed(0)} tokens/s`, f.speedup && `${f.speedup.toFixed(1)}× plain`];
+    const brief = [f.rate && `${f.rate.toFixed(0)} tokens/s`, f.speedup && `${f.speedup.toFixed(f.speedup < 1 ? 2 : 1)}× plain`];
     const more = [
       `${f.tokens} tokens`,
       f.alpha && `α ${f.alpha.toFixed(2)}`,

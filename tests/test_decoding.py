@@ -227,9 +227,6 @@ def test_a_draft_lane_at_rest_is_woken_when_the_target_waits_for_it():
         def frontier(self, tree, verifying):
             return super().frontier(tree, verifying) if self.rounds > 2 else []
 
-        def patient(self, tree, waited):
-            return bool(self.frontier(tree, verifying=False))
-
         def observe(self, r):
             time.sleep(0.02)  # the lane has asked, and rests
             self.rounds += 1

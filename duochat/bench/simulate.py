@@ -176,11 +176,11 @@ class Simulation(Target):
     def start(self) -> None:
         """It always runs."""
 
-    def wait_while(self, question: Question, cancelled: Callable[[], bool]) -> None:
-        """Let the draft work while the schedule says so; asked again at its end, or after a draft token's time."""
+    def wait(self, question: Question, cancelled: Callable[[], bool]) -> None:
+        """Let the draft work while the schedule says so; asked again at the end of each batch."""
         began = self.now
-        while self.state.waits(question, self.now - began):
-            if not self._pass(self.costs.draft.measured(1)):
+        while (left := self.state.patience(question) - (self.now - began)) > NOTHING:
+            if not self._pass(left):
                 break  # both lanes rest: nothing will change
         self.state.waited += self.now - began
 

@@ -125,14 +125,14 @@ class TargetLane:
     def rests(self) -> bool:
         """Whether the next forward has to wait for a draft."""
         with self.drafting.changed:
-            return self.state.waits(self.state.schedule.patient)
+            return self.state.patience(self.state.schedule.patience) > 0
 
     def begin(self, progress: Callable[[int, int], None] | None, resting: bool = True) -> Forward:
         """Wait for a draft if it `rests`, choose what to verify, and send it to the device."""
         drafting, state = self.drafting, self.state
         with drafting.changed:
             if resting:
-                drafting.wait_while(state.schedule.patient, self.cancelled)
+                drafting.wait(state.schedule.patience, self.cancelled)
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()
@@ -154,7 +154,7 @@ class TargetLane:
         when = self._times(forward, asked)
         state, pending = self.state, forward.pending
         with self.drafting.changed:
-            self.drafting.wait_while(state.schedule.settling, self.cancelled)
+            self.drafting.wait(state.schedule.settling, self.cancelled)
             when["position"] = len(state.tree.context)
             outcome = state.commit(pending, answer, self.stop)
             self.drafting.cut_short()

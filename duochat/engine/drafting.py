@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Node, Outcome, Tree
 
-Question = Callable[[Tree, float], bool]  # of a schedule: the tree, and how many seconds it was waited already
+Question = Callable[[Tree], float]  # of a schedule: for how many seconds at most the target waits
 
 
 class State:
@@ -46,12 +47,13 @@ class State:
         measured, self.joined = self.joined, True  # the first one reads what was said: no measure of a batch
         return self.schedule.costs.observe_batch(batch.size, batch.ended - batch.started) if measured else 0
 
-    def waits(self, question: Question, waited: float = 0.0) -> bool:
-        """Whether the target waits for a draft: never for one that still reads, unless the schedule says so."""
-        schedule = self.schedule
-        if self.fault or not (self.joined or schedule.waits_for_prompt or schedule.turns):
-            return False
-        return question(self.tree, waited if self.joined else 0.0)
+    def patience(self, question: Question) -> float:
+        """For how many seconds at most the target waits for a draft: for one that still reads not at all, or, where
+        the schedule says so, until it has."""
+        if self.fault or not (self.joined or self.schedule.waits_for_prompt or self.schedule.turns):
+            return 0.0
+        most = question(self.tree)
+        return most if self.joined or not most else math.inf
 
     def choose(self) -> list[Node]:
         """What the target verifies now, parents first: no more than was measured."""
@@ -160,13 +162,13 @@ class DraftLane:
         if self.state.drop_useless(self.closed):
             self.drafter.interrupt()
 
-    def wait_while(self, question: Question, cancelled: Callable[[], bool]) -> None:
-        """Sleep until the target need not wait any longer; asked again once a draft token's time. Under the lock."""
+    def wait(self, question: Question, cancelled: Callable[[], bool]) -> None:
+        """Sleep until the target need not wait any longer; asked again after each batch. Under the lock."""
         began, waited = self.clock(), 0.0
-        while self.state.waits(question, waited):
+        while (left := self.state.patience(question) - waited) > 0:
             if cancelled():
                 raise Cancelled
-            self.changed.wait(min(0.05, self.state.schedule.costs.draft(1)))
+            self.changed.wait(min(0.05, left))
             waited = self.clock() - began
         self.state.waited += waited
 
@@ -187,6 +189,7 @@ class DraftLane:
             while not (self.closed or self.state.fault):
                 if nodes := self.state.next_batch():
                     return nodes, self.state.tree.context
+                self.changed.notify_all()  # the target may wait for this
                 self.changed.wait()
         return None
 
@@ -197,6 +200,7 @@ class DraftLane:
         batch = Batch(started, self.clock(), len(nodes), choosing)
         with self.changed:
             threads = self.state.grow(nodes, candidates, batch)
-            self.changed.notify_all()
+            if not self.state.schedule.turns:  # else the target waits until this lane rests: to ask takes a core
+                self.changed.notify_all()
         if threads:
             self.drafter.set_threads(threads, self.state.schedule.costs.reading)

@@ -114,14 +114,23 @@ class Drafter(Protocol):
         ...
 
     def measure(
-        self, sizes: Iterable[int], threads: int, context_length: int = 128, repeats: int = 7
+        self,
+        sizes: Iterable[int],
+        threads: int,
+        context_length: int = 128,
+        repeats: int = 8,
+        before: Callable[[], object] = lambda: None,
     ) -> dict[int, float]:
-        """Median seconds of an `expand` by size: so many branches grow by a token each. Clears the cache."""
+        """Median seconds of an `expand` by size: so many branches grow by a token each. Clears the cache.
+
+        before: called before every other one, in the drafter's thread. Where that is a forward of a target with the
+        same cores, one finds its weights displaced, and the next one most of them back: as it is in turns.
+        """
         self.set_threads(threads)
-        growth = lambda size: median(self._growth(size, context_length, repeats))  # noqa: E731
+        growth = lambda size: median(self._growth(size, context_length, repeats, before))  # noqa: E731
         return self.thread.submit(lambda: {size: growth(size) for size in sizes}).result()
 
-    def _growth(self, size: int, context_length: int, repeats: int) -> Iterator[float]:
+    def _growth(self, size: int, context_length: int, repeats: int, before: Callable[[], object]) -> Iterator[float]:
         from duochat.engine.tree import Node
 
         context = self._pretended(context_length)
@@ -129,8 +138,10 @@ class Drafter(Protocol):
         nodes = [Node(token, root, context_length) for token in range(size)]
         self.forget()
         self._seconds(context, nodes)
-        for _ in range(repeats):
+        for i in range(repeats):
             nodes = [Node(node.token, node, node.position + 1) for node in nodes]
+            if i % 2 == 0:
+                before()
             yield self._seconds(context, nodes)
 
     def measure_reading(self, threads: Iterable[int], length: int = 258) -> dict[int, float]:

@@ -1,11 +1,12 @@
 """When to draft what, and what to verify: the one thing in which the decoders differ.
 
 A schedule is asked under the lanes' lock and must answer at once. `frontier` feeds the CPU lane, `pending` the GPU
-lane; `patient` and `settling` say whether the GPU lane waits for a draft before or after its forward.
+lane; `patience` and `settling` say how long the GPU lane waits for a draft before and after its forward.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from duochat.config import AUTO
@@ -47,13 +48,13 @@ class Schedule:
         """The nodes that the target verifies now, parents first."""
         return []
 
-    def patient(self, tree: Tree, waited: float) -> bool:
-        """Whether the target should wait for the next draft batch before its forward; it has waited so many seconds."""
-        return False
+    def patience(self, tree: Tree) -> float:
+        """How many seconds at most the target should wait for the next draft batch before its forward."""
+        return 0.0
 
-    def settling(self, tree: Tree, waited: float) -> bool:
-        """Whether the target's answer should wait for the drafting beside it to end."""
-        return False
+    def settling(self, tree: Tree) -> float:
+        """How many seconds at most the target's answer should wait for the drafting beside it to end."""
+        return 0.0
 
     def read(self, tree: Tree) -> None:
         """Make ready for `graft`, while the target is at work."""
@@ -126,8 +127,8 @@ class Sequential(Chained):
     def pending(self, tree: Tree) -> list[Node]:
         return list(self.drafted(tree))
 
-    def patient(self, tree: Tree, waited: float) -> bool:
-        return bool(self.frontier(tree, verifying=False))
+    def patience(self, tree: Tree) -> float:
+        return math.inf if self.frontier(tree, verifying=False) else 0.0
 
 
 class Parallel(Chained):
@@ -186,8 +187,8 @@ class Parallel(Chained):
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         return super().frontier(tree, verifying) if verifying and not self.reading else []
 
-    def settling(self, tree: Tree, waited: float) -> bool:
-        return bool(self.frontier(tree, verifying=True))
+    def settling(self, tree: Tree) -> float:
+        return math.inf if self.frontier(tree, verifying=True) else 0.0
 
 
 class Lookup:
@@ -254,20 +255,20 @@ class Best(Schedule):
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         if self.reason or self.reading or (self.turns and verifying):
             return []
+        nodes = self._likeliest(tree)
+        return nodes if not self.turns or self._worth_waiting(tree, nodes) else []
+
+    def _likeliest(self, tree: Tree) -> list[Node]:
+        """The batch that gathers the most reach per second."""
         smallest = self._smallest
         nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= smallest]
-        nodes = nodes[: self._batch([n.reach for n in nodes])]
-        return nodes if not self.turns or self._pays(tree, nodes, 0.0) else []
+        sizes = [n for n in self.BATCHES if n <= len(nodes)]
+        return nodes[: max(sizes, key=lambda n: sum(node.reach for node in nodes[:n]) / self.costs.draft(n), default=0)]
 
     @property
     def _smallest(self) -> float:
         """Reach of a node that brings as many tokens as the target loses while it is drafted."""
         return max(self.SMALLEST, self.rate * self.costs.contention * self.costs.draft(1) / self.WORTH)
-
-    def _batch(self, reaches: list[float]) -> int:
-        """The batch size that gathers the most reach per second."""
-        sizes = [n for n in self.BATCHES if n <= len(reaches)]
-        return max(sizes, key=lambda n: sum(reaches[:n]) / self.costs.draft(n), default=0)
 
     def pending(self, tree: Tree) -> list[Node]:
         """The subtree that maximises expected tokens minus time at the present rate (Dinkelbach's method)."""
@@ -292,21 +293,25 @@ class Best(Schedule):
         if not self.reason:
             tree.graft(*self.lookup.continuation(tree.context))
 
-    def patient(self, tree: Tree, waited: float) -> bool:
-        """Wait when the next batch brings more expected tokens than the wait costs at the present rate.
+    def patience(self, tree: Tree) -> float:
+        """Wait while the next batch brings more expected tokens than the wait costs at the present rate.
+
+        A batch that is overdue is expected to take as long again as it has taken. In turns it has the cores, and ends.
+        """
+        if self.reason or self.reading or self.rate * self.costs.draft(1) > 1:  # not even for a sure token
+            return 0.0
+        worth = self._worth_waiting(tree, self._likeliest(tree))
+        return math.inf if worth and self.turns else worth
+
+    def _worth_waiting(self, tree: Tree, nodes: list[Node]) -> float:
+        """The seconds in which plain decoding gives what these nodes bring; 0 when they take longer.
 
         A decoded node brings one token when the target reaches it and accepts what the draft puts after it, and widens
-        the forward by a row. A batch that is overdue is expected to take as long again as it has taken.
+        the forward by a row.
         """
-        if self.reason or self.rate * self.costs.draft(1) > 1:  # not even for a sure token
-            return False
-        nodes = self.frontier(tree, verifying=False)
-        return bool(nodes) and self._pays(tree, nodes, waited)
-
-    def _pays(self, tree: Tree, nodes: list[Node], waited: float) -> bool:
         row = self.rate * self.costs.row(len(self.pending(tree)) + 1)
         gain = sum(max(0.0, node.reach * tree.promise - row) for node in nodes)
-        return gain > self.rate * max(self.costs.draft(len(nodes)), waited)
+        return gain / self.rate if gain > self.rate * self.costs.draft(len(nodes)) else 0.0
 
     def observe(self, r: Round) -> None:
         super().observe(r)

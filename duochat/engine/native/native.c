@@ -232,6 +232,7 @@ static void await(Member *t, unsigned last) {
     do {
         for (int i = 0; i < 64; i++, rest())
             if (atomic_load_explicit(&t->called, memory_order_acquire) != last) return;
+        sched_yield(); /* the other lane's team may want this core */
     } while (now() < until);
     pthread_mutex_lock(&t->lock);
     atomic_store(&t->asleep, 1);

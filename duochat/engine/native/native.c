@@ -16,6 +16,10 @@
 enum { MOST = 8, ROWS = 16, QUANT = 32, TILE = 8, TEAM = 64 };
 /* nodes of a pass; rows of a group; inputs that share a scale; queries that share a reading of the cache; threads */
 
+#ifndef SPIN
+#define SPIN 2e-4 /* seconds that a thread waits awake: between two batches of a busy lane passes less */
+#endif
+
 #ifndef PIECE
 #define PIECE (1 << 21) /* a huge page; a sanitizer sees more of small ones */
 #endif
@@ -228,7 +232,7 @@ static void call(Member *t) {
 }
 
 static void await(Member *t, unsigned last) {
-    const double until = now() + 2e-4; /* between two batches of a busy lane passes less */
+    const double until = now() + SPIN;
     do {
         for (int i = 0; i < 64; i++, rest())
             if (atomic_load_explicit(&t->called, memory_order_acquire) != last) return;

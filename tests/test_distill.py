@@ -19,6 +19,7 @@ from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: 
 from duochat.distill.texts import TAUGHT, WINDOW, Text, Texts  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
     Head,
+    Muon,
     Plan,
     Student,
     q4_0,
@@ -182,7 +183,7 @@ def test_the_best_of_a_row_are_those_of_a_sort(vocab):
 def test_rows_follow_stems_caps_and_template(target_file):
     source = gguf_file.Source.open(target_file)
     chat = Format.of(source)
-    row = Row(([100, 101], [102]), (1.0, 0.0), shortest=(2, 3), longest=(3, 4))
+    row = Row(([100, 101], [102]), (1.0, 0.0, 1.0), shortest=(2, 3, 5), longest=(3, 4, 6))
     length = len(chat.opening) + len(chat.to_answer) + len(chat.to_user) + 30
     text = Writer(source.model(), chat, 1, length).write([row])
     ids, role = text.tokens[0].tolist(), text.answers[0].tolist()
@@ -192,6 +193,9 @@ def test_rows_follow_stems_caps_and_template(target_file):
     end = ids.index(chat.ends[0], first)
     assert 3 <= end - first <= 4
     assert ids[end + 1 : end + 1 + len(chat.to_user) + 1] == [*chat.to_user, 102]
+    later = end + 1 + len(chat.to_user) + 1
+    assert 5 <= ids.index(chat.ends[0], later) - later <= 6
+    assert ids[ids.index(chat.ends[0], later) + 1 :][: len(chat.to_answer)] == chat.to_answer
 
 
 def test_the_same_seed_plans_the_same_rows(target_file):
@@ -217,6 +221,23 @@ def test_coarse_parameters_are_rounded_for_the_forward_alone():
         assert torch.equal(model.token_embd.weight, q4_0(exact))
         assert not torch.equal(model.token_embd.weight, exact)
     assert torch.equal(model.token_embd.weight, exact)
+
+
+def test_equal_shapes_learn_together_as_torchs_muon_lets_each_alone():
+    shapes = [(48, 48), (16, 48), (96, 48), (48, 96)] * 2
+    mine, alone = ([torch.nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    optimisers = Muon(mine, base=1.0), torch.optim.Muon(alone, lr=0.1, weight_decay=0.0)
+    assert len(optimisers[0].param_groups) == 4
+    for _ in range(3):
+        for group in optimisers[0].param_groups:
+            group["lr"] = 0.1
+        for a, b in zip(mine, alone, strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        for optimiser in optimisers:
+            optimiser.step()
+    for a, b in zip(mine, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.01)
 
 
 def test_rate_warms_up_stays_and_ends_at_zero():

@@ -4,6 +4,7 @@ import argparse
 import json
 import random
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -279,10 +280,12 @@ def test_head_gradients_by_hand_are_autograds(frequent):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_long_rows_are_read_in_windows():
+def test_long_rows_are_read_in_windows_and_whole():
     long = _taught(sharp_llama(), rows=4, length=2 * WINDOW)
-    batch = next(Texts([long], 2 * WINDOW, torch.device("cpu"), 0).batches())
-    assert batch.tokens.shape == (2, WINDOW)
+    batches = Texts([long], 2 * WINDOW, torch.device("cpu"), 0).batches()
+    by_shape = {batch.tokens.shape: batch for batch in islice(batches, 20)}
+    assert by_shape.keys() == {(1, 2 * WINDOW), (2, WINDOW)}
+    batch = by_shape[2, WINDOW]
     rows = long.tokens.tolist()
     places = [
         (r, at)

@@ -262,6 +262,8 @@ def train(student: Student, texts: Texts, seconds: float, checkpoint: Path) -> d
     speed = lambda: (seen - timed) / (time.monotonic() - began + 1e-9)  # noqa: E731
     for steps, batch in enumerate(texts.batches()):
         now = time.monotonic()
+        if steps == 1:  # the first one compiles for many times what it takes to warm up
+            seconds, first = max(seconds - (now - first), 1e-3), now
         share = min(1.0, start + (1 - start) * (now - first) / seconds)
         if share >= 1 and steps:
             break

@@ -81,7 +81,7 @@ def _row(tokenizer: Tokenizer, rng: random.Random, task: str, long: bool, length
     stems = tuple(tokenizer.encode(_stem(those, rng)) for those in (first, BEGINNINGS["later"] if long else first))
     if rng.random() < 0.3 and task == "chat":
         stems = (stems[0], [])
-    user = rng.uniform(0.8, 1.0) if long else rng.uniform(0.7, 1.1)  # below, small models repeat themselves
+    user = rng.uniform(*((0.9, 1.15) if long else (0.7, 1.1)))  # below, small models repeat themselves
     temperature = (user, _answer_temperature(rng), user)
     if long:
         most = rng.randint(length // 3, max(length // 3, length - 280))

@@ -32,7 +32,7 @@ GROUP = 128  # neighbouring tokens that share a maximum
 SAMPLED = 64  # of the target's most likely tokens: chosen from
 
 BEGINNINGS = yaml.safe_load(Path(__file__).with_name("stems.yaml").read_text("utf-8"))
-LONG = ("summary", "retrieval", "code")
+LONG = ("summary", "retrieval")
 
 
 @dataclass(frozen=True)

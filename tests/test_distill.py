@@ -331,6 +331,21 @@ def test_a_deepened_student_keeps_its_function(target_file, tmp_path):
         deepened(deeper, plans[0].shape(source.shape))
 
 
+def test_a_run_goes_on_from_the_earlier_student_of_its_width(target_file, tmp_path):
+    source, plan = gguf_file.Source.open(target_file), Plan.parse("32x1")
+    earlier = student_of(source.model(), plan.shape(source.shape))
+    earlier.token_embd.weight.data += 1
+    gguf_file.write(earlier, source, tmp_path / "earlier.gguf", "f32", "earlier")
+    args = _arguments("--target", target_file, "--out", tmp_path / "draft.gguf", "--start", tmp_path / "earlier.gguf")
+    args.worker, args.work = 0, tmp_path
+    worker = distill.Worker(args)
+    worker.answered = {"greedy": [Answered("toy", [5, 9, 44, 8], 2, [44, 8])]}
+    begun = worker._begun(source.model(), plan)
+    assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), earlier.parameters(), strict=True))
+    wider = worker._begun(source.model(), Plan.parse("64x1"))
+    assert torch.equal(wider.token_embd.weight, source.model().token_embd.weight)
+
+
 def test_agreement_counts_ranks_with_the_shared_noise():
     model, ids = sharp_llama(), [5, 9, 44, 8]
     greedy = model.logits(model(torch.tensor([ids])))[0].argmax(-1).tolist()

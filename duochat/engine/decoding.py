@@ -60,9 +60,10 @@ def decode(
         lane = TargetLane(target, drafting, stop, cancelled)
         try:
             while stop.finish is None:
-                if lane.index == 1 or lane.rests():  # the first token comes at once, and a wait is a good time to tell
+                resting = lane.rests()
+                if lane.index == 1 or resting:  # the first token comes at once, and a wait is a good time to tell
                     yield from lane.tell()
-                forward = lane.begin(progress)
+                forward = lane.begin(progress, resting)
                 yield from lane.tell()  # while a device of its own is at work
                 lane.commit(forward)
         except Exception as fault:
@@ -126,11 +127,12 @@ class TargetLane:
         with self.drafting.changed:
             return self.state.waits(self.state.schedule.patient)
 
-    def begin(self, progress: Callable[[int, int], None] | None) -> Forward:
-        """Wait for a draft if that pays, choose what to verify, and send it to the device."""
+    def begin(self, progress: Callable[[int, int], None] | None, resting: bool = True) -> Forward:
+        """Wait for a draft if it `rests`, choose what to verify, and send it to the device."""
         drafting, state = self.drafting, self.state
         with drafting.changed:
-            drafting.wait_while(state.schedule.patient, self.cancelled)
+            if resting:
+                drafting.wait_while(state.schedule.patient, self.cancelled)
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()

@@ -186,7 +186,7 @@ class DraftLane:
         with self.changed:
             while not (self.closed or self.state.fault):
                 if nodes := self.state.next_batch():
-                    return nodes, list(self.state.tree.context)
+                    return nodes, self.state.tree.context
                 self.changed.wait()
         return None
 

@@ -236,6 +236,7 @@ class Best(Schedule):
         super().__init__(costs, budget)
         self.watch = Watch(self.costs)
         self.lookup = Lookup()
+        self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
         self.rate = 1.5 / costs.plain  # tokens per second lately
         self.reason = self._vain()
 
@@ -253,7 +254,8 @@ class Best(Schedule):
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         if self.reason or self.reading or (self.turns and verifying):
             return []
-        nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= self._smallest]
+        smallest = self._smallest
+        nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= smallest]
         nodes = nodes[: self._batch([n.reach for n in nodes])]
         return nodes if not self.turns or self._pays(tree, nodes, 0.0) else []
 
@@ -269,8 +271,11 @@ class Best(Schedule):
 
     def pending(self, tree: Tree) -> list[Node]:
         """The subtree that maximises expected tokens minus time at the present rate (Dinkelbach's method)."""
-        if self.reason:
-            return []
+        if self._chosen is None or self._chosen[0] != tree.version:
+            self._chosen = tree.version, [] if self.reason else self._worthy(tree)
+        return self._chosen[1]
+
+    def _worthy(self, tree: Tree) -> list[Node]:
         widest = self.fixed_budget or self.costs.widest - 1
         nodes = tree.best(widest, self.SMALLEST)
         gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
@@ -305,6 +310,7 @@ class Best(Schedule):
 
     def observe(self, r: Round) -> None:
         super().observe(r)
+        self._chosen = None
         self.reason = self.watch.observe(r) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain

@@ -68,7 +68,7 @@ class Acceptance:
         return 0.5 if origin == "ngram" else (1 + model) / 2 if origin == "both" else model
 
     def _cell(self, origin: str, rank: int, prob: float) -> tuple[str, int, int]:
-        return origin, min(rank, 4), bisect(self.BINS, prob)
+        return origin, rank if rank < 4 else 4, bisect(self.BINS, prob)
 
     def __call__(self, origin: str, rank: int, prob: float) -> float:
         """Estimated probability of acceptance, in (0, 1)."""
@@ -100,7 +100,8 @@ class Outcome:
 class Tree:
     """The tree of one request. Not thread-safe: the lanes share a lock."""
 
-    LEAST = 0.004  # a less probable candidate is not worth a row of the target's forward anywhere below the root
+    LEAST = 0.02  # a less probable candidate is hopeless: on a virtual clock .004 to .03 give the same speed, within
+    #               2 %, and each candidate costs the interpreter 3 µs, which both lanes wait for
 
     def __init__(
         self,
@@ -109,10 +110,11 @@ class Tree:
         limit: int = 2**31,  # no token may stand at this position or behind
         vocabulary: int = 2**31,  # no token may be this or more: a draft's padding may go further than the target's
     ) -> None:
-        self.context, self.limit, self.vocabulary = list(context), limit, vocabulary
+        self.context, self.limit, self.vocabulary = list(context), limit, vocabulary  # a new list for each root
         self.root = Node(self.context[-1], None, len(self.context) - 1)
         self.acceptance = acceptance or Acceptance()
         self.drafted: list[Draft] = []  # since the last `take_drafted`
+        self.version = 0  # counts what changes the tree
         self.promise = 0.75  # estimated acceptance of the draft's first choices, the last twenty above all
         self._open: dict[int, Node] = {}  # drafted and without a fate
         self._frontier: list[tuple[float, int, Node]] = [(-1.0, 0, self.root)]  # unexpanded, best reach first
@@ -139,6 +141,7 @@ class Tree:
         A node that left the tree is only counted.
         """
         self.claim(node)
+        self.version += 1
         node.expanded = True
         alive = node.below(self.root)
         known = {child.token: child for child in node.children}
@@ -146,7 +149,7 @@ class Tree:
             if token in known:
                 self._agree(known[token], rank, prob, alive)
             elif prob >= self.LEAST or rank == 1:
-                self._hang(Node(token, node, node.position + 1, prob=prob, rank=rank), alive)
+                self._hang(node, token, prob, rank, alive=alive)
         if first := candidates.tokens and node.child(candidates.tokens[0]):  # else at the limit
             self.promise += (first.edge - self.promise) / 20
 
@@ -161,24 +164,26 @@ class Tree:
     def graft(self, tokens: Sequence[int], probs: Sequence[float]) -> None:
         """Hang a chain of tokens from prompt lookup below the root, each with its own chance of acceptance."""
         node = self.root
+        self.version += 1
         for token, prob in zip(tokens, probs, strict=True):
             child = node.child(token)
             if child is None:
-                child = Node(token, node, node.position + 1, prob=prob, rank=1, origin="ngram")
-                self._hang(child)
+                child = self._hang(node, token, prob, 1, "ngram")
             elif child.origin == "model":
                 self._agree(child, child.rank, child.prob)
             node = child
 
-    def _hang(self, child: Node, alive: bool = True) -> None:
-        """Put a new node below its parent and, when the parent is in the tree, into the frontier."""
-        if child.position >= self.limit or child.token >= self.vocabulary:
-            return
-        child.edge = self.acceptance(child.origin, child.rank, child.prob)
-        child.reach = child.parent.reach * child.edge
-        child.parent.children.append(child)
-        if alive:
-            self._push(child)
+    def _hang(
+        self, parent: Node, token: int, prob: float, rank: int, origin: str = "model", alive: bool = True
+    ) -> Node:
+        """A new node below its parent and, when that is in the tree, in the frontier; one too many stays outside."""
+        edge, position = self.acceptance(origin, rank, prob), parent.position + 1
+        child = Node(token, parent, position, prob, rank, origin, edge, parent.reach * edge)
+        if position < self.limit and token < self.vocabulary:
+            parent.children.append(child)
+            if alive:
+                self._push(child)
+        return child
 
     def claim(self, node: Node) -> None:
         """Count a token as drafted: it was decoded by the draft, or is sent to the target. The root is not drafted."""
@@ -266,13 +271,14 @@ class Tree:
             self._open.pop(fate, None)
         for node in path[:-1]:  # committed: what else hung here is dead
             node.children = []
-        self.context.extend(tokens)
+        self.context = [*self.context, *tokens]
         self.root = path[-1]
         self.root.rank = 0
         return Outcome(tokens, rows, last, accepted, rejected, self._reroot(), self.root.expanded)
 
     def _reroot(self) -> tuple[int, ...]:
         """Keep what lives below the new root; return the ids of the drafted tokens that died."""
+        self.version += 1
         self.root.reach = 1.0
         self._frontier = []
         alive = self._rescale(self.root)

@@ -51,6 +51,7 @@ class TreeCache:
         self.tokens: list[int] = []  # the trunk
         self.end = Entry(-1, -1, None)  # its last token
         self._root = self.end  # where the tree begins
+        self._followed: Sequence[int] | None = None  # the context that leads to it
         self._new: list[Entry] = []  # to be decoded: the rest of a context, then the tree, parents first
         self._grown = 0  # decoded entries below the trunk
 
@@ -69,7 +70,11 @@ class TreeCache:
 
         anew: nothing is kept from the root down. tail: tokens that may be left to be decoded with the tree, at most and
         without it a chunk. window: where more tokens than that are missing, it begins so many before the end.
+        A context is never changed in place: the one followed last is known by its identity.
         """
+        if context is self._followed and not anew:
+            return self._root
+        self._followed = None
         seen = len(context) - self.start
         self._cut(max(0, min(common(self.tokens, context[self.start :]), seen - 1)))
         if window and (seen - len(self.tokens) > window or (self.start and seen < window // 2)):
@@ -87,7 +92,7 @@ class TreeCache:
             self._read(path[len(self.tokens) : len(self.tokens) + self._chunk], cancelled)
             if progress:
                 progress(len(self.tokens), len(context))
-        self._root = self.grow(self.end, context[self.start + len(self.tokens) :])
+        self._root, self._followed = self.grow(self.end, context[self.start + len(self.tokens) :]), context
         return self._root
 
     def _held(self, entry: Entry, token: int) -> Entry | None:
@@ -101,7 +106,7 @@ class TreeCache:
 
     def clear(self) -> None:
         """Drop the tree."""
-        self._new = []
+        self._new, self._followed = [], None
         self._keep(self.end, None)
 
     def _cut(self, length: int) -> None:
@@ -159,6 +164,7 @@ class TreeCache:
         try:
             decode(new, rows)
         except BaseException:
+            self._followed = None
             self._undo(new)
             for entry in reversed(new):
                 del entry.parent.children[entry.token]

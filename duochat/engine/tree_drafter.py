@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from duochat.engine.lanes import Cancelled, Candidates, Drafter
-from duochat.engine.penalties import path
+from duochat.engine.penalties import Changes, changes, path
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree import Node
 from duochat.engine.tree_cache import Entry, Full, TreeCache
@@ -68,7 +68,7 @@ class TreeDrafter(Drafter):
         self._model.arm()
         if cancelled():
             raise Cancelled
-        anew, self._sampling = sampling != self._sampling, sampling
+        anew, self._sampling = sampling is not self._sampling and sampling != self._sampling, sampling
         try:
             entries, seconds = self._expand(context, nodes, cancelled, anew)
         except Full:
@@ -87,6 +87,9 @@ class TreeDrafter(Drafter):
         """Decode what is new in the cache, note the candidates of its entries; returns the seconds spent choosing."""
         raise NotImplementedError
 
-    def _drafted(self, entries: Sequence[Entry], context: Sequence[int]) -> list[list[int]]:
-        """The tokens from the context's end to each entry."""
-        return [path(entry, len(context) - self._cache.start) for entry in entries]
+    def _changes(self, context: Sequence[int], entries: Sequence[Entry]) -> Changes | None:
+        """Of the logits after each entry."""
+        if not self._sampling.penalised:
+            return None
+        ways = [path(entry, len(context) - self._cache.start) for entry in entries]
+        return changes(context, ways, self._sampling)

@@ -10,7 +10,7 @@ from typing import Any
 from duochat.engine.choosing import choose, kernel
 from duochat.engine.llama.library import Llama
 from duochat.engine.llama.sequences import Sequences
-from duochat.engine.penalties import changes, penalised
+from duochat.engine.penalties import penalised
 from duochat.engine.tree_drafter import CHUNK, TREE_CELLS, TreeDrafter
 from duochat.models import gguf
 from duochat.models.trim import kept
@@ -44,7 +44,7 @@ class LlamaDrafter(TreeDrafter):
         started = perf_counter()
         names, rows = self._names, self._llama.logits(len(new))
         rows = rows if names is None else rows.take(names, axis=1)
-        made = changes(context, self._drafted(new, context), self._sampling)
+        made = self._changes(context, new)
         made = made and made.among(names, rows.shape[1])
         for number, entry in enumerate(new):
             row, position = penalised(rows[number], made, number), self._cache.start + entry.position + 1

@@ -11,7 +11,6 @@ from typing import Any
 
 from duochat.engine.choosing import Choice
 from duochat.engine.native.library import Native, unfit
-from duochat.engine.penalties import changes
 from duochat.engine.sampling import Sampling
 from duochat.engine.tree_cache import Entry, Full, TreeCache
 from duochat.engine.tree_drafter import CHUNK, TREE_CELLS, TreeDrafter
@@ -86,7 +85,7 @@ class NativeDrafter(TreeDrafter):
         def run(new: list[Entry], rows: list[Entry]) -> None:
             nonlocal seconds
             told, choice = self._cache.told(new, len(rows)), Choice.of(self._sampling, self.candidates)
-            made = changes(context, self._drafted(rows, context), self._sampling)
+            made = self._changes(context, rows)
             found, seconds = self._native.decode(told, self._native.threads, choice, made)
             for entry, candidates in zip(rows, found, strict=True):
                 entry.note = candidates

@@ -4,6 +4,7 @@ import argparse
 import json
 import random
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: 
 from duochat.distill.texts import TAUGHT, WINDOW, Text, Texts  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
     Head,
+    Muon,
     Plan,
     Student,
     q4_0,
@@ -182,7 +184,7 @@ def test_the_best_of_a_row_are_those_of_a_sort(vocab):
 def test_rows_follow_stems_caps_and_template(target_file):
     source = gguf_file.Source.open(target_file)
     chat = Format.of(source)
-    row = Row(([100, 101], [102]), (1.0, 0.0), shortest=(2, 3), longest=(3, 4))
+    row = Row(([100, 101], [102]), (1.0, 0.0, 1.0), shortest=(2, 3, 5), longest=(3, 4, 6))
     length = len(chat.opening) + len(chat.to_answer) + len(chat.to_user) + 30
     text = Writer(source.model(), chat, 1, length).write([row])
     ids, role = text.tokens[0].tolist(), text.answers[0].tolist()
@@ -192,6 +194,9 @@ def test_rows_follow_stems_caps_and_template(target_file):
     end = ids.index(chat.ends[0], first)
     assert 3 <= end - first <= 4
     assert ids[end + 1 : end + 1 + len(chat.to_user) + 1] == [*chat.to_user, 102]
+    later = end + 1 + len(chat.to_user) + 1
+    assert 5 <= ids.index(chat.ends[0], later) - later <= 6
+    assert ids[ids.index(chat.ends[0], later) + 1 :][: len(chat.to_answer)] == chat.to_answer
 
 
 def test_the_same_seed_plans_the_same_rows(target_file):
@@ -217,6 +222,23 @@ def test_coarse_parameters_are_rounded_for_the_forward_alone():
         assert torch.equal(model.token_embd.weight, q4_0(exact))
         assert not torch.equal(model.token_embd.weight, exact)
     assert torch.equal(model.token_embd.weight, exact)
+
+
+def test_equal_shapes_learn_together_as_torchs_muon_lets_each_alone():
+    shapes = [(48, 48), (16, 48), (96, 48), (48, 96)] * 2
+    mine, alone = ([torch.nn.Parameter(torch.ones(shape)) for shape in shapes] for _ in range(2))
+    optimisers = Muon(mine, base=1.0), torch.optim.Muon(alone, lr=0.1, weight_decay=0.0)
+    assert len(optimisers[0].param_groups) == 4
+    for _ in range(3):
+        for group in optimisers[0].param_groups:
+            group["lr"] = 0.1
+        for a, b in zip(mine, alone, strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        for optimiser in optimisers:
+            optimiser.step()
+    for a, b in zip(mine, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.01)
 
 
 def test_rate_warms_up_stays_and_ends_at_zero():
@@ -258,10 +280,12 @@ def test_head_gradients_by_hand_are_autograds(frequent):
         torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_long_rows_are_read_in_windows():
+def test_long_rows_are_read_in_windows_and_whole():
     long = _taught(sharp_llama(), rows=4, length=2 * WINDOW)
-    batch = next(Texts([long], 2 * WINDOW, torch.device("cpu"), 0).batches())
-    assert batch.tokens.shape == (2, WINDOW)
+    batches = Texts([long], 2 * WINDOW, torch.device("cpu"), 0).batches()
+    by_shape = {batch.tokens.shape: batch for batch in islice(batches, 20)}
+    assert by_shape.keys() == {(1, 2 * WINDOW), (2, WINDOW)}
+    batch = by_shape[2, WINDOW]
     rows = long.tokens.tolist()
     places = [
         (r, at)
@@ -305,6 +329,21 @@ def test_a_deepened_student_keeps_its_function(target_file, tmp_path):
     assert deeper.shape.layers == 2
     with pytest.raises(DuoChatError, match="only layers can be added"):
         deepened(deeper, plans[0].shape(source.shape))
+
+
+def test_a_run_goes_on_from_the_earlier_student_of_its_width(target_file, tmp_path):
+    source, plan = gguf_file.Source.open(target_file), Plan.parse("32x1")
+    earlier = student_of(source.model(), plan.shape(source.shape))
+    earlier.token_embd.weight.data += 1
+    gguf_file.write(earlier, source, tmp_path / "earlier.gguf", "f32", "earlier")
+    args = _arguments("--target", target_file, "--out", tmp_path / "draft.gguf", "--start", tmp_path / "earlier.gguf")
+    args.worker, args.work = 0, tmp_path
+    worker = distill.Worker(args)
+    worker.answered = {"greedy": [Answered("toy", [5, 9, 44, 8], 2, [44, 8])]}
+    begun = worker._begun(source.model(), plan)
+    assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), earlier.parameters(), strict=True))
+    wider = worker._begun(source.model(), Plan.parse("64x1"))
+    assert torch.equal(wider.token_embd.weight, source.model().token_embd.weight)
 
 
 def test_agreement_counts_ranks_with_the_shared_noise():

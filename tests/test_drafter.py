@@ -300,27 +300,28 @@ def test_next_turn_reuses_the_cache(draft, monkeypatch):
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=5)], ids=["greedy", "T=1"])
-def test_a_long_context_is_begun_near_its_end(draft, alone, rows, monkeypatch, sampling):
+def test_of_a_long_context_both_ends_are_read(draft, alone, rows, monkeypatch, sampling):
     monkeypatch.setattr(LlamaDrafter, "window", 100)
     context = [int(t) for t in np.random.default_rng(4).integers(VOCABULARY, size=250)]
     decoded = recorded(draft, monkeypatch)
 
-    def ask(length, asked):
+    def ask(length, read):
         del decoded[:]
         root = root_of(context[:length])
         found, _ = draft.expand(context[:length], [root, grow(root, 7)], sampling, never)
-        assert decoded == [*context[length - asked : length], *([7] if asked else [])]
+        assert decoded == [*read, 7]
         return found
 
-    found = ask(200, 100)
-    for tokens, candidates in zip((context[100:200], [*context[100:200], 7]), found, strict=True):
+    ends = [*context[:50], *context[150:200]]
+    found = ask(200, ends)
+    for tokens, candidates in zip((ends, [*ends, 7]), found, strict=True):
         position = 100 + len(tokens)
         logits = rows[id(candidates)][0]
         assert np.allclose(logits, alone.logits(tokens), atol=FUSED_TOLERANCE)
         assert candidates == choose(logits, position, sampling, 8, None)
-    ask(230, 30)  # it goes on from what is cached
-    ask(50, 50)  # another conversation
-    ask(250, 100)  # a long message
+    ask(230, context[200:230])  # it goes on from what is cached
+    ask(40, context[:40])  # another conversation
+    ask(250, [*context[:50], *context[200:]])  # a long message
 
 
 def test_cancelled_prompt_goes_on_from_where_it_was(draft, alone, rows):
@@ -391,7 +392,7 @@ def test_interrupt_comes_from_another_thread(draft):
     def keep_expanding() -> None:
         for _ in range(1000):
             draft.expand(context, nodes, GREEDY, never)
-            draft._cache.begin_at(0)
+            draft._cache.forget()
 
     thread = threading.Thread(target=keep_interrupting)
     thread.start()

@@ -243,7 +243,7 @@ def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
     tree = [(5 + node, -1) for node in range(target.most_nodes)]
     forwards = decoded(target, monkeypatch)
     for length in (441, 442, 443, 513, 900):
-        target._cache.begin_at(0)
+        target._cache.forget()
         told = target.verify(prompt(length), tree, GREEDY)
         assert told.tokens[:1] == target.verify(prompt(length), (), GREEDY).tokens
     assert max(map(len, forwards)) == 442 + target.most_nodes

@@ -306,7 +306,7 @@ def test_a_tree_that_fills_the_cache_is_begun_anew(toys):
     assert alike(found[0], alone(draft, path_of(context, tip)))
 
 
-def test_a_long_context_is_begun_near_its_end(draft, monkeypatch):
+def test_of_a_long_context_both_ends_are_read(draft, monkeypatch):
     monkeypatch.setattr(NativeDrafter, "window", 100)
     tokens = np.random.default_rng(0).integers(VOCABULARY, size=800).tolist()
     seen = decoded(draft, monkeypatch)
@@ -316,15 +316,17 @@ def test_a_long_context_is_begun_near_its_end(draft, monkeypatch):
         return draft.expand(context, [root_of(context)], GREEDY, never)[0][0]
 
     first = ask(tokens[:500])
-    assert seen == tokens[400:500]
+    assert seen == tokens[:50] + tokens[450:500]
     assert ask(tokens[:530]) != first
     assert seen == tokens[500:530]  # it goes on from what is cached
     assert alike(ask(tokens[:500]), first)  # the answer is asked for again
     assert seen == tokens[499:500]
     ask(tokens[:640])
-    assert seen == tokens[540:640]  # a long message
+    assert seen == tokens[:50] + tokens[590:640]  # a long message
+    ask(tokens[:600])
+    assert seen == tokens[:50] + tokens[550:600]  # back to where hardly anything of the end is cached
     ask(tokens[:545])
-    assert seen == tokens[445:545]  # back to where hardly anything is cached
+    assert seen == tokens[:50] + tokens[495:545]
     ask(tokens[:50])
     assert seen == tokens[:50]
 

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text-share", type=float, default=0.4, help="part of the budget in which the target writes")
     add("--batches", help="rows x length:share of the writing, the later ones long (default: as many rows as fit)")
     add("--batch-tokens", type=int, help="tokens a training step (GPU: 49152)")
-    add("--rate", type=float, default=0.01, help="Muon's learning rate")
+    add("--rate", type=float, default=0.01, help="Muon's learning rate; half of it suits --start")
     add("--hard", type=float, default=0.25, help="weight of the target's most likely token beside its distribution")
     add("--seed", type=int, default=0)
     add("--no-compile", action="store_true", help="without torch.compile and CUDA graphs")

@@ -74,17 +74,19 @@ class Texts:
         return sum(torch.bincount(tokens[answers], minlength=vocab) for tokens, answers, *_ in self.pools).cpu().numpy()
 
     def batches(self) -> Iterator[Batch]:
-        """Endless; pools are drawn as often as their answers weigh, rows shuffled."""
+        """Endless; pools are drawn as often as their answers weigh, rows shuffled. Rows that are longer than a WINDOW
+        are read whole too, as a conversation grows past it."""
         orders = [self._order(tokens) for tokens, *_ in self.pools]
         while True:
             pool = self.choice.choices(range(len(self.pools)), self.weights)[0]
             length = self.pools[pool][0].shape[1]
-            begin = self.choice.randint(0, max(0, length - WINDOW))
-            rows = max(1, min(self.budget // min(length, WINDOW), len(self.pools[pool][0])))
+            window = self.choice.choice((min(length, WINDOW), length))
+            begin = self.choice.randint(0, length - window)
+            rows = max(1, min(self.budget // window, len(self.pools[pool][0])))
             if len(orders[pool]) < rows:
                 orders[pool] = self._order(self.pools[pool][0])
             drawn, orders[pool] = orders[pool][:rows], orders[pool][rows:]
-            tokens, answers, likely, logits = (part[drawn, begin : begin + WINDOW] for part in self.pools[pool])
+            tokens, answers, likely, logits = (part[drawn, begin : begin + window] for part in self.pools[pool])
             places = self._places(answers)
             yield Batch(tokens.long(), places, likely.flatten(0, 1)[places], logits.flatten(0, 1)[places])
 

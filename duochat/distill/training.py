@@ -2,7 +2,7 @@
 
 The head is that of the tokens to be proposed alone, so a vocabulary of 152,000 costs no more than one of 24,000. Its
 gradient is worked out by hand in chunks of tokens, because the logits of a whole batch would not fit. Matrices learn by
-Muon (Jordan et al. 2024), embeddings and norms by AdamW.
+Muon (Jordan et al. 2024), embeddings and norms by AdamW, all at rates in proportion.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duochat import DuoChatError
 from duochat.distill.student import Llama, Shape
@@ -25,6 +25,7 @@ from duochat.distill.texts import CHUNK, Batch, Texts
 
 log = logging.getLogger("distill")
 BLOCK = 32  # weights that share a scale in GGUF's Q4_0 and Q8_0
+MOMENTUM = 0.95  # Muon's
 CHECKED_EVERY = 50  # steps
 SAVED_EVERY = 60.0  # seconds
 
@@ -67,6 +68,40 @@ class Plan:
         ffn = min(self.ffn or -(-self.width * target.ffn // target.width // 64) * 64, target.ffn)
         sizes = {"width": self.width, "layers": self.layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
         return replace(target, **sizes, biased=False, tied=True)
+
+
+class Muon(torch.optim.Optimizer):
+    """What torch.optim.Muon does, with all matrices of one shape as a batch: a seventh of the kernels, which are too
+    small to fill a card."""
+
+    def __init__(self, matrices: Iterable[nn.Parameter], base: float) -> None:
+        shapes: dict[torch.Size, list[nn.Parameter]] = {}
+        for matrix in matrices:
+            shapes.setdefault(matrix.shape, []).append(matrix)
+        super().__init__([{"params": alike, "base": base} for alike in shapes.values()], {"lr": 0.0})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            gradient = torch.stack([matrix.grad for matrix in group["params"]])
+            velocity = self.state[group["params"][0]].setdefault("velocity", torch.zeros_like(gradient))
+            velocity.lerp_(gradient, 1 - MOMENTUM)
+            update = orthogonal(gradient.lerp(velocity, MOMENTUM)).float()
+            rate = group["lr"] * max(1, update.shape[-2] / update.shape[-1]) ** 0.5
+            torch._foreach_add_(group["params"], list(update.unbind()), alpha=-rate)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """The nearest (semi-)orthogonal matrices of a batch in bfloat16, roughly, by five steps of Newton-Schulz: singular
+    values end in about [0.7, 1.2]."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    tall = x.shape[-2] > x.shape[-1]
+    x = (x.mT if tall else x).bfloat16()
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
 
 
 @torch.no_grad()
@@ -136,10 +171,11 @@ class Student:
         self.coarse = [model.get_parameter(name) for name in coarse]
         matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blk")]
         others = [p for name, p in model.named_parameters() if p.ndim == 1]
-        groups = [{"params": [model.token_embd.weight], "base": 1e-3}, {"params": others, "base": 2e-3}]
+        rates = {plan.rate / 10: [model.token_embd.weight], plan.rate / 5: others}
+        groups = [{"params": parameters, "base": rate} for rate, parameters in rates.items()]
         fused = model.token_embd.weight.is_cuda
         self.optimisers = (
-            torch.optim.Muon([{"params": matrices, "base": plan.rate}], lr=0.0, weight_decay=0.0),
+            Muon(matrices, plan.rate),
             torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=fused),
         )
         self.good = copy.deepcopy(self.state())
@@ -226,6 +262,8 @@ def train(student: Student, texts: Texts, seconds: float, checkpoint: Path) -> d
     speed = lambda: (seen - timed) / (time.monotonic() - began + 1e-9)  # noqa: E731
     for steps, batch in enumerate(texts.batches()):
         now = time.monotonic()
+        if steps == 1:  # the first one compiles for many times what it takes to warm up
+            seconds, first = max(seconds - (now - first), 1e-3), now
         share = min(1.0, start + (1 - start) * (now - first) / seconds)
         if share >= 1 and steps:
             break

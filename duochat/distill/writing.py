@@ -26,13 +26,13 @@ from duochat.distill.student import Llama, Shape
 from duochat.distill.texts import TAUGHT, Text
 from duochat.engine.pytorch.forward import Graphs
 
-USER, ANSWER = 0, 1
-BUCKET = 256  # columns of the cache by which the captured step grows
+USER, ANSWER, LATER = 0, 1, 2  # whose turn it is; later ones of the user's have limits of their own
+BUCKET = 128  # columns of the cache by which the captured step grows: it reads half of these too many
 GROUP = 128  # neighbouring tokens that share a maximum
 SAMPLED = 64  # of the target's most likely tokens: chosen from
 
 BEGINNINGS = yaml.safe_load(Path(__file__).with_name("stems.yaml").read_text("utf-8"))
-LONG = ("summary", "retrieval", "code")
+LONG = ("summary", "retrieval")
 
 
 @dataclass(frozen=True)
@@ -60,38 +60,42 @@ class Format:
 
 @dataclass(frozen=True)
 class Row:
-    """What one row writes: two stems, its temperatures (user's, assistant's) and turn lengths in tokens."""
+    """What one row writes: stems of the user's first turn and of the later ones; temperatures and lengths in tokens of
+    the user's first turn, the assistant's and the user's later ones."""
 
     stems: tuple[list[int], list[int]]
-    temperature: tuple[float, float]
-    shortest: tuple[int, int]
-    longest: tuple[int, int]
+    temperature: tuple[float, float, float]
+    shortest: tuple[int, int, int]
+    longest: tuple[int, int, int]
 
 
 def plan(tokenizer: Tokenizer, rows: int, rng: random.Random, long: bool, length: int) -> list[Row]:
-    """Rows of random tasks; `long` ones begin with a text of the target's own that fills most of `length`."""
+    """Rows of random tasks; `long` ones begin with a text of the target's own that fills a third of `length` or more,
+    and go on with short questions."""
     tasks = LONG if long else tuple(BEGINNINGS["stems"])
     return [_row(tokenizer, rng, rng.choice(tasks), long, length) for _ in range(rows)]
 
 
 def _row(tokenizer: Tokenizer, rng: random.Random, task: str, long: bool, length: int) -> Row:
-    stems = tuple(tokenizer.encode(_stem(task, rng)) for _ in range(2))
-    if long:
-        most = rng.randint(length // 3, max(length // 3, length - 280))
-        return Row((stems[0], []), (rng.uniform(0.8, 1.0), _answer_temperature(rng)), (most, 1), (most, 200))
+    first = BEGINNINGS["stems"][task]
+    stems = tuple(tokenizer.encode(_stem(those, rng)) for those in (first, BEGINNINGS["later"] if long else first))
     if rng.random() < 0.3 and task == "chat":
         stems = (stems[0], [])
-    user = rng.uniform(0.7, 1.1)  # below, small models repeat themselves
-    return Row(stems, (user, _answer_temperature(rng)), (2, 1), (120, rng.choice((96, 144, 192))))
+    user = rng.uniform(*((0.9, 1.15) if long else (0.7, 1.1)))  # below, small models repeat themselves
+    temperature = (user, _answer_temperature(rng), user)
+    if long:
+        most = rng.randint(length // 3, max(length // 3, length - 280))
+        return Row(stems, temperature, (most, 1, 2), (most, 200, 64))
+    return Row(stems, temperature, (2, 1, 2), (120, rng.choice((96, 144, 192)), 120))
 
 
-def _stem(task: str, rng: random.Random) -> str:
-    stem = rng.choice(BEGINNINGS["stems"][task])
-    return stem.format(**{what: rng.choice(BEGINNINGS[f"{what}s"]) for what in ("topic", "name", "language")})
+def _stem(stems: Sequence[str], rng: random.Random) -> str:
+    stem, words = rng.choice(stems), ("topic", "name", "language")
+    return stem.format(**{what: rng.choice(BEGINNINGS[f"{what}s"]) for what in words})
 
 
 def _answer_temperature(rng: random.Random) -> float:
-    return 0.0 if rng.random() < 0.5 else rng.choice((0.4, 0.7, 0.7, 1.0))
+    return 0.0 if rng.random() < 0.5 else rng.choice((0.7, 1.0))
 
 
 class Writer:
@@ -108,8 +112,8 @@ class Writer:
         self.token, self.place, self.role, self.count = (zeros(torch.int64) for _ in range(4))
         self.queue, self.follow, self.tokens = (zeros(torch.int64, length) for _ in range(3))
         self.to_answer = self._queued(torch.zeros_like(self.queue[:1]), [chat.to_answer])
-        self.temperature = zeros(torch.float32, 2)
-        self.shortest, self.longest = zeros(torch.int64, 2), zeros(torch.int64, 2)
+        self.temperature = zeros(torch.float32, 3)
+        self.shortest, self.longest = zeros(torch.int64, 3), zeros(torch.int64, 3)
         self.answers = zeros(torch.bool, length)
         self.likely = zeros(torch.int32, length, min(TAUGHT, target.shape.vocab))
         self.logits = torch.zeros_like(self.likely, dtype=torch.float16)
@@ -123,7 +127,7 @@ class Writer:
 
     def answer(self, prompts: Sequence[Sequence[int]], temperature: float) -> Text:
         """The target's answers to whole prompts, each shorter than the length."""
-        rules = (temperature,) * 2, (1, 1), (self.length,) * 2
+        rules = (temperature,) * 3, (1,) * 3, (self.length,) * 3
         return self.write([Row((list(ids), []), *rules) for ids in prompts], ANSWER)
 
     def write(self, rows: Sequence[Row], role: int = USER) -> Text:
@@ -173,11 +177,12 @@ class Writer:
 
     def _turn(self, token: Tensor, forced: Tensor, ended: Tensor) -> None:
         """Move every row on by its token; a turn that ended queues what the template puts before the next."""
-        following = torch.where(self.role[:, None] == USER, self.to_answer, self.follow)
+        answered = self.role == ANSWER
+        following = torch.where(answered[:, None], self.follow, self.to_answer)
         self.queue.copy_(torch.where(ended[:, None], following, self.queue))
         self.token.copy_(token)
         self.place.copy_((self.place + forced).masked_fill(ended, 0))
-        self.role.copy_((self.role + ended) % 2)
+        self.role.copy_(torch.where(ended, ANSWER + answered.long(), self.role))
         self.count.copy_((self.count + 1).masked_fill(ended | forced, 0))
 
 

@@ -17,7 +17,7 @@ from duochat.models.convert import target_folder
 from duochat.models.files import Files
 from duochat.models.store import Progress, recalled
 
-SHORT = 128  # tokens that a draft begins with where the target waits for it: simulated, no task gains from more
+SHORT = 128  # tokens that a draft reads where the target waits for it: simulated, no task gains from more
 Lane = TypeVar("Lane", Drafter, Target)
 OF_LLAMA = ("gpu_layers", "tensor_overrides", "devices", "split", "flash_attention", "cache_type", "rpc")  # settings
 OF_TORCH = ("device", "dtype", "context_length", "compile", "reproducible")

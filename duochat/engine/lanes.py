@@ -87,7 +87,7 @@ class Drafter(Protocol):
     candidates: int  # of a node, at most
     most_nodes: int  # of one `expand`
     vocabulary: int  # token ids are below this
-    window: int  # tokens of a long context that it begins with
+    window: int  # tokens of a long context that it reads, from both ends
     thread: Executor
 
     def expand(

@@ -47,7 +47,7 @@ class TreeCache:
     def __init__(self, chunk: int) -> None:
         """chunk: tokens of a context read in one call."""
         self._chunk = chunk
-        self.start = 0  # the token of the whole context that the trunk begins with; positions count from there
+        self.opening, self.start = 0, 0  # behind so many tokens of the context so many are left out of the trunk
         self.tokens: list[int] = []  # the trunk
         self.end = Entry(-1, -1, None)  # its last token
         self._root = self.end  # where the tree begins
@@ -69,17 +69,20 @@ class TreeCache:
         """Bring the trunk along all but the last token of `context`; that one is returned, the root of the tree.
 
         anew: nothing is kept from the root down. tail: tokens that may be left to be decoded with the tree, at most and
-        without it a chunk. window: where more tokens than that are missing, it begins so many before the end.
+        without it a chunk. window: where more tokens than that are missing, it reads so many, half of them from the
+        beginning, which tells what is asked and what an answer takes up first, half from the end.
         A context is never changed in place: the one followed last is known by its identity.
         """
         if context is self._followed and not anew:
             return self._root
         self._followed = None
-        seen = len(context) - self.start
-        self._cut(max(0, min(common(self.tokens, context[self.start :]), seen - 1)))
-        if window and (seen - len(self.tokens) > window or (self.start and seen < window // 2)):
-            self.begin_at(max(0, len(context) - window))
-        path = context[self.start : -1]
+        seen = self._seen(context)
+        self._cut(max(0, min(common(self.tokens, seen), len(seen) - 1)))
+        if window and (len(seen) - len(self.tokens) > window or (self.start and len(seen) < window * 3 // 4)):
+            self._cut(0)
+            self.opening, self.start = window // 2, max(0, len(context) - window)
+            seen = self._seen(context)
+        path = seen[:-1]
         end = self.end
         while end.position + 1 < len(path) and (child := self._held(end, path[end.position + 1])):
             end = child
@@ -92,17 +95,21 @@ class TreeCache:
             self._read(path[len(self.tokens) : len(self.tokens) + self._chunk], cancelled)
             if progress:
                 progress(len(self.tokens), len(context))
-        self._root, self._followed = self.grow(self.end, context[self.start + len(self.tokens) :]), context
+        self._root, self._followed = self.grow(self.end, seen[len(self.tokens) :]), context
         return self._root
 
     def _held(self, entry: Entry, token: int) -> Entry | None:
         """The child that may become part of the trunk."""
         return entry.children.get(token)
 
-    def begin_at(self, start: int) -> None:
-        """Hold nothing, and begin with this token of the context."""
+    def _seen(self, context: Sequence[int]) -> Sequence[int]:
+        """The tokens that the trunk leads along. From the gap on a token's position is less by `start` in the trunk."""
+        return [*context[: self.opening], *context[self.opening + self.start :]] if self.start else context
+
+    def forget(self) -> None:
+        """Hold nothing."""
         self._cut(0)
-        self.start = start
+        self.opening, self.start = 0, 0
 
     def clear(self) -> None:
         """Drop the tree."""

@@ -35,7 +35,7 @@ class TreeDrafter(Drafter):
 
     candidates = 8
     most_nodes = 32
-    window = 512  # tokens of a long context that it begins with: the target verifies whatever is drafted
+    window = 512  # tokens of a long context that it reads: the target verifies whatever is drafted
 
     def __init__(self, model: Model, cache: TreeCache) -> None:
         self.thread = ThreadPoolExecutor(1, "draft lane")
@@ -53,7 +53,7 @@ class TreeDrafter(Drafter):
 
     def forget(self) -> None:
         """See `Drafter.forget`."""
-        self._cache.begin_at(0)
+        self._cache.forget()
 
     def close(self) -> None:
         """See `Drafter.close`."""

@@ -295,11 +295,15 @@ class Store:
 
     def _parcel(self, c: Conversation, traces: bool) -> exchange.Parcel:
         query = "SELECT id, parent, role, content, meta, created FROM messages WHERE conversation = ? ORDER BY id"
-        entries = tuple(
-            exchange.Entry(id, parent, role, content, json.loads(meta), created, self._trace(id) if traces else b"")
+        messages = [
+            exchange.Entry.model_construct(
+                id=id, parent=parent, role=role, content=content, meta=json.loads(meta), created=created,
+                trace=self._trace(id) if traces else b"",
+            )
             for id, parent, role, content, meta, created in self._db.read(query, (c.id,))
-        )
-        return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated, c.folder)
+        ]  # fmt: skip
+        told = {f: getattr(c, f) for f in exchange.Parcel.model_fields if f != "messages"}
+        return exchange.Parcel.model_construct(messages=messages, **told)
 
     def import_(self, text: str, user: str = "") -> list[Conversation]:
         """Add the conversations of an exported file as new ones. Raises DuoChatError, and then has added none."""
@@ -313,9 +317,9 @@ class Store:
         id = self._insert_conversation(parcel.title, parcel.settings, *times, user)
         self._db.execute("UPDATE conversations SET folder = ? WHERE id = ?", _title(parcel.folder), id)
         new: dict[int | None, int | None] = {None: None}
-        for e in parcel.entries:
-            row = (e.role, e.content, e.meta, e.created or now, e.trace)
-            new[e.key] = self._insert_message(id, new[e.parent], *row)
+        for m in parcel.messages:
+            row = (m.role, m.content, m.meta, m.created or now, m.trace)
+            new[m.id] = self._insert_message(id, new[m.parent], *row)
         self._show(id, new[parcel.leaf])
         return id
 

@@ -34,7 +34,7 @@ LOOKALIKE = re.compile(rf"^\\*(?:{_HEADING}|# .*\n*\Z)", re.MULTILINE)  # in a m
 def _trace(raw: Any) -> bytes:
     """The bytes of a trace that can be read; what older files have, a list of steps, becomes such."""
     if isinstance(raw, list):
-        return packing.pack(map(packing.checked, raw))
+        return packing.pack(packing.checked(raw))
     if not isinstance(raw, str | None):
         raise ValueError("a trace is no text")
     packed = b64decode(raw or "", validate=True)
@@ -42,7 +42,7 @@ def _trace(raw: Any) -> bytes:
     return packed
 
 
-def _known(kinds: Mapping[str, str]) -> BeforeValidator:
+def _known(kinds: Mapping[str, Any]) -> BeforeValidator:
     """A record whose known values are of their kind; null stands for the default."""
 
     def check(values: Any) -> Any:

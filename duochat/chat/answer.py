@@ -1,7 +1,6 @@
 """What an answer is so far: the one fold of its Steps. Page, race, recordings, terminal and API read it here.
 
-A `Step` is what is new; an `Answer` takes steps and holds text, phase, figures and all that was drafted. Standard
-library only.
+A `Step` is what is new; an `Answer` takes steps and holds text, phase, figures and all that was drafted.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from duochat.engine.rounds import Draft, Round, Stats, total
 
@@ -42,21 +43,20 @@ class Step:
     error: str = ""  # one sentence: what happened, what to do
 
     def to_json(self) -> str:
-        """One JSON line; `from_json` is its inverse."""
+        """One JSON line; `read_steps` reads such."""
         return _to_json(self)
 
-    @classmethod
-    def from_json(cls, line: str | Mapping[str, Any]) -> Step:
-        """Raises ValueError when the line is not a step."""
-        raw = json.loads(line) if isinstance(line, str) else dict(line)
-        try:
-            raw["round"] = Round.from_json(raw["round"]) if raw["round"] else None
-            raw["pieces"] = tuple(raw["pieces"])
-            raw["draft_texts"] = {int(id): text for id, text in raw["draft_texts"].items()}
-            raw["progress"] = tuple(raw["progress"]) if raw["progress"] else None
-            return cls(**raw)
-        except (KeyError, TypeError, AttributeError) as fault:
-            raise ValueError("not a step") from fault
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+_STEPS = TypeAdapter(list[Step], config=STRICT)
+
+
+def read_steps(lines: Iterable[str]) -> list[Step]:
+    """Raises ValueError when a line is no step, or a value in it is of a wrong kind; numbers must be finite."""
+    try:
+        return _STEPS.validate_json(f"[{','.join(lines)}]")
+    except ValidationError as fault:
+        raise ValueError("a trace holds values of a wrong kind") from fault
 
 
 def plain(record: Any) -> dict[str, Any]:

@@ -608,7 +608,7 @@ def test_a_race_beside_other_work_and_a_late_first_token_are_told(race_page):
 def lesson_page(open_page):
     lessons = learn.Lessons(None)
     page = open_page()
-    names = ("recorded", "lesson", "compared", "own", "progress", "predict")
+    names = ("recorded", "lesson", "compared", "own", "progress")
     for name in names:
         page.expose_function(f"server_{name}", getattr(lessons, name))
     server = ", ".join(f"{name}: window.server_{name}" for name in names)

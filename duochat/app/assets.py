@@ -17,7 +17,8 @@ STYLES = ("page.css", "chat.css", "picture.css")
 PICTURE = (  # in this order: a script uses those before it
     "dom.js", "links.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "legend.js", "ribbon.js",
     "table.js", "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "player.js", "race.js", "lesson.js",
-    "forecast.js", "quiz.js", "theta.js", "learn.js", "hardware.js", "origins.js", "saved.js",
+    "prediction.js", "places.js", "forecast.js", "quiz.js", "theta.js", "learn.js", "hardware.js", "origins.js",
+    "saved.js",
 )  # fmt: skip
 CHAT = (
     "gradio.js", "theme.js", "keys.js", "prompts.js", "composer.js", "state.js", "prose.js", "welcome.js", "message.js",

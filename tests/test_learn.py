@@ -1,4 +1,4 @@
-"""Learn and Hardware: what a lesson is made of, calibration figures; in test_lesson.py what the page makes of it."""
+"""Learn: what a lesson is made of; in test_lesson.py what the page makes of it."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 from simulated import PROSE, SimulatedEngine, Simulation
 
 from duochat import DuoChatError
-from duochat.app import hardware, learn
+from duochat.app import learn
 from duochat.app.store import Store
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording
@@ -109,17 +109,3 @@ def test_the_last_answer_of_a_chat_is_a_lesson(tmp_path):
     for other in ("", "nowhere"):
         with pytest.raises(DuoChatError):
             lessons.lesson({"name": "chat", "conversation": other})
-
-
-# -- hardware --------------------------------------------------------------------------------------------------------
-
-
-def test_the_curves_and_the_devices_are_told_in_words():
-    known = hardware.Hardware(SimulatedEngine(PROSE)).look({})
-    assert known["curves"] == {"target": [], "draft": [], "sweep": []}
-    assert hardware.table(COSTS)["target"] == [(1, 0.05), (8, 0.0535), (16, 0.06)]
-    told = hardware.facts({"target_device": "CPU", "target_weight_bytes": 651306240, "target_graphs": False})
-    assert told == {
-        "The target runs on": "CPU",
-        hardware.WEIGHTS: "0.61 GiB; cache and working space come on top",
-    }

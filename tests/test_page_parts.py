@@ -754,10 +754,10 @@ def test_what_was_measured_last_is_shown() -> None:
             return self.hardware
 
     known = hardware.Hardware(Measured())
-    assert known.look({})["curves"]["target"] == [(1, 0.1)]
+    assert known.look({})["hardware"]["costs"]["target"] == {"1": 0.1}
     known.measure({})
     until(lambda: not known.look({})["measuring"])
-    assert hardware.Hardware(Measured()).look({})["curves"]["target"] == [(1, 0.05)]
+    assert hardware.Hardware(Measured()).look({})["hardware"]["costs"]["target"] == {"1": 0.05}
 
 
 @pytest.mark.parametrize(

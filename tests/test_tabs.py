@@ -19,7 +19,7 @@ COSTS = {"target": {"1": 0.05, "8": 0.0535}, "draft": {"1": 0.01, "2": 0.013}, "
 class Engine(SimulatedEngine):
     """Knows its costs as soon as they are measured."""
 
-    hardware: ClassVar = {"target_device": "simulated", "costs": {}}
+    hardware: ClassVar = {"target_device": "simulated", "target_weight_bytes": 651306240, "costs": {}}
 
     def calibrate(self):
         self.hardware = {**self.hardware, "costs": COSTS}
@@ -124,6 +124,9 @@ def test_measuring_again_fills_plot_and_table(page):
     page.click("#hardware-table summary")
     page.wait_for_selector("#hardware-table td")
     assert page.locator("#hardware-table tbody tr").count() == 6
+    told = page.inner_text("#hardware-table dl")
+    assert "The target runs on\nsimulated" in told
+    assert "0.61 GiB; cache and working space come on top" in told
     page.click("button[role=tab]:has-text('Race')")
     page.click("button[role=tab]:has-text('Hardware')")
     page.reload()

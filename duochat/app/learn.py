@@ -5,7 +5,7 @@ every round of it, and `prediction.js` says what the formulas expect. Words are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from statistics import median
@@ -15,7 +15,6 @@ import numpy as np
 import yaml
 
 from duochat import DuoChatError
-from duochat.app import hardware
 from duochat.app.assets import ASSETS, PAGE
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
@@ -120,17 +119,30 @@ def measured_costs(recording: Recording) -> dict[str, Any]:
 
     From the machine's calibration if the recording carries one, else from the recording's own times.
     """
-    table = hardware.table(recording.costs)
-    if table["target"] and table["draft"]:
-        target, draft = table["target"][0][1], table["draft"][0][1]
+    wide, drafted = (_curve(recording.costs.get(device)) for device in ("target", "draft"))
+    if wide and drafted:
+        target, draft = wide[0][1], drafted[0][1]
         source = "measured on its machine at start, each alone"
     else:
         target, draft = _seen_costs(recording.answer.rounds)
         source = "taken from this answer's own times"
     target, draft = _digits(target), _digits(draft)
     return {"target": target, "draft": draft, "plain": recording.costs.get("plain") or target, "c": draft / target,
-            "budget": target / draft, "widen": hardware.widening(table["target"]), "source": source,
-            "curve": len(table["target"]) > 1}  # fmt: skip
+            "budget": target / draft, "widen": _widening(wide), "source": source,
+            "curve": len(wide) > 1}  # fmt: skip
+
+
+def _curve(costs: Mapping[Any, float] | None) -> list[tuple[int, float]]:
+    """A measured curve as (size, seconds), sizes ascending; [] where nothing was measured."""
+    return sorted((int(size), float(seconds)) for size, seconds in (costs or {}).items())
+
+
+def _widening(target: Sequence[tuple[int, float]]) -> float:
+    """Share of a narrow forward that each further token adds, from width 1 to the one nearest to 8."""
+    if len(target) < 2:
+        return 0.0
+    (first, narrow), (width, wide) = target[0], min(target[1:], key=lambda point: abs(point[0] - 8))
+    return max(0.0, (wide - narrow) / (width - first) / narrow)
 
 
 def _digits(seconds: float) -> float:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from duochat import DuoChatError
 from duochat.app.jobs import Job, Jobs, sentence
-from duochat.chat.answer import Answer, Engine, Step
+from duochat.chat.answer import Answer, Step
 from duochat.chat.chat import Options
+from duochat.chat.worker import Worker
 
 KEEP_EVERY = 3.0  # seconds between two savings of an answer that is being written
 BUSY = "This conversation is still being answered: press Stop first."
@@ -42,7 +43,7 @@ class Answers(Jobs):
     """One a conversation. save(run, steps) stores an answer: as it stands every few seconds (steps None), when it
     ends, and last with the steps of its trace."""
 
-    def __init__(self, engine: Engine, save: Save) -> None:
+    def __init__(self, engine: Worker, save: Save) -> None:
         super().__init__(kept=0)
         self._engine, self._save = engine, save
 

@@ -8,13 +8,13 @@ from typing import Any
 from duochat import DuoChatError
 from duochat.app.jobs import Job, Jobs
 from duochat.app.load import Machine
-from duochat.chat.answer import Engine
+from duochat.chat.worker import Worker
 
 
 class Hardware:
     """What the page's tab can ask for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Worker) -> None:
         self._engine, self._machine = engine, Machine()
         self._jobs, self._fault = Jobs(kept=0), ""
 
@@ -37,7 +37,7 @@ class Hardware:
             self._fault = str(fault)
 
 
-def build(part: Callable[..., Any], engine: Engine) -> Any:
+def build(part: Callable[..., Any], engine: Worker) -> Any:
     """The tab's content, inside a gr.Tab. part: `page.part`."""
     hardware = Hardware(engine)
     return part("hardware", serve=[hardware.look, hardware.measure])

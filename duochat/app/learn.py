@@ -20,9 +20,10 @@ from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.app.kept import options_of
 from duochat.app.store import Message, Store
-from duochat.chat.answer import Answer, Engine
+from duochat.chat.answer import Answer
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
+from duochat.chat.worker import Worker
 from duochat.engine.rounds import Round
 from duochat.engine.sampling import gumbel
 
@@ -177,7 +178,7 @@ def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str
 class Lessons:
     """What the page's learn tab can ask for. store: the conversations of the chat, None where there is none."""
 
-    def __init__(self, engine: Engine, store: Store | None = None) -> None:
+    def __init__(self, engine: Worker, store: Store | None = None) -> None:
         self._engine, self._store = engine, store
         self._jobs = Jobs()
 
@@ -239,7 +240,7 @@ class Lessons:
         return self._jobs.look(action.get("ticket"))
 
 
-def build(part: Callable[..., Any], engine: Engine, store: Store | None = None) -> Any:
+def build(part: Callable[..., Any], engine: Worker, store: Store | None = None) -> Any:
     """The tab's content, inside a gr.Tab. part: `page.part`."""
     lessons = Lessons(engine, store)
     served = [lessons.recorded, lessons.lesson, lessons.compared, lessons.own, lessons.progress]

@@ -30,7 +30,6 @@ from duochat.app.live import Live
 from duochat.app.picker import Models
 from duochat.app.room import Room
 from duochat.app.store import Store
-from duochat.chat.answer import Engine
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 
@@ -180,7 +179,7 @@ def wire(value: dict[str, Any]) -> str:
 
 def launch(
     settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: Sequence[tuple[str, str]] = (),
-    open_browser: bool = False, worker: Engine | None = None, store: Store | None = None,
+    open_browser: bool = False, worker: Worker | None = None, store: Store | None = None,
     api_key: str = "", cors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve the page until interrupted.

@@ -13,7 +13,7 @@ from typing import Any
 
 from duochat import DuoChatError
 from duochat.app.jobs import Job, Jobs
-from duochat.chat.answer import Engine
+from duochat.chat.worker import Worker
 from duochat.config import PAIR, Settings, check, presets
 from duochat.models import store
 from duochat.models.catalog import Entry, list_models, measure, unfit
@@ -38,7 +38,7 @@ class Models:
     here: is the page for this machine's own browser alone? Only then may it name a path.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, here: bool = True) -> None:
+    def __init__(self, engine: Worker, settings: Settings, here: bool = True) -> None:
         shipped = presets().values()
         if all(not _same(settings, s) for s in shipped) and settings.description in [s.description for s in shipped]:
             settings = replace(settings, description=STARTED, target_gib=0, draft_gib=0)

@@ -18,9 +18,10 @@ from duochat.app.assets import NAMES
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.app.load import others
-from duochat.chat.answer import Answer, Engine
+from duochat.chat.answer import Answer
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
+from duochat.chat.worker import Worker
 
 FORMAT = "duochat-race"
 WARM_UP = "Say hello."
@@ -33,7 +34,7 @@ def ready() -> list[dict[str, Any]]:
     return yaml.safe_load((assets.PAGE / "race.yaml").read_text("utf-8"))
 
 
-def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
+def run(engine: Worker, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
     """Both runs, one after the other, and the verdict: the record. Raises DuoChatError when a run fails."""
     runs, busy = [], []
     for number, decoder in enumerate(decoders, 1):
@@ -45,7 +46,7 @@ def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options
     return record_of(runs[0], runs[1], max(*busy, others()))
 
 
-def _warm_up(engine: Engine, options: Options, job: Job, head: dict[str, Any]) -> None:
+def _warm_up(engine: Worker, options: Options, job: Job, head: dict[str, Any]) -> None:
     """Another prompt first: it wakes the devices and leaves neither run the prompt in a cache."""
     job.note = {**head, "phase": "warming up"}
 
@@ -120,7 +121,7 @@ def to_html(record: Mapping[str, Any]) -> str:
 class Races:
     """What the page's race tab can ask for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Worker) -> None:
         self._engine = engine
         self._jobs = Jobs()
 
@@ -165,7 +166,7 @@ def _decoder(name: Any) -> str:
     return name
 
 
-def build(part: Callable[..., Any], engine: Engine) -> Any:
+def build(part: Callable[..., Any], engine: Worker) -> Any:
     """The tab's content, inside a gr.Tab. part: `ui.part`, which makes a component that a script draws."""
     races = Races(engine)
     return part("race", serve=[races.prepare, races.start, races.follow, races.halt, races.saved])

@@ -19,8 +19,9 @@ from duochat.app.load import Machine
 from duochat.app.prose import render
 from duochat.app.store import Message, Store
 from duochat.app.view import View, meta_of
-from duochat.chat.answer import Answer, Engine, Step
+from duochat.chat.answer import Answer, Step
 from duochat.chat.chat import Options
+from duochat.chat.worker import Worker
 
 TITLE = 48  # characters of the first message that name a conversation
 LONGEST_MESSAGE = 200_000  # characters
@@ -30,7 +31,7 @@ SAME = "At temperature 0 the target always takes the likeliest token, so the tex
 class Room:
     """One for the whole app; every tab and user meets here."""
 
-    def __init__(self, engine: Engine, store: Store, defaults: Options) -> None:
+    def __init__(self, engine: Worker, store: Store, defaults: Options) -> None:
         self.store, self.defaults = store, defaults
         self.answers = Answers(engine, self._keep)
         self.view = View(store, self.answers, Machine())

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from duochat.engine.rounds import Draft, Round, Stats, total
-
-if TYPE_CHECKING:
-    from duochat.chat.chat import Options
-    from duochat.config import Settings
 
 RECENT = 2.0  # seconds of an answer over which figures of "now" are taken
 
@@ -76,47 +72,6 @@ class Token:
     origin: str  # "accepted", "correction", "bonus" or "plain", see `Round.origins`
     prob: float | None  # the target's probability of it
     draft: int  # id of the drafted token that it is, or of the rejected one that a correction stands for; else -1
-
-
-class Engine(Protocol):
-    """What answers conversations, for all rooms above: the `Worker`, and the fakes of the tests.
-
-    One request at a time; every method may be called from any thread.
-    """
-
-    def reply(
-        self, messages: Sequence[Mapping[str, str]] | str, options: Options, cancelled: Callable[[], bool] = ...,
-        party: str = "",
-    ) -> Iterator[Step]:  # fmt: skip
-        """Answer the last message, or continue it if it is the assistant's own; continue a bare text as it stands.
-
-        party: who asks, the page by default. Parties that wait take turns, requests of one come in order.
-
-        Phases: "queued", "loading", "prefill", "decode", "done". Never raises: the last step says what went wrong.
-        Ends at once when cancelled."""
-        ...
-
-    def loading(self, cancelled: Callable[[], bool] = ...) -> Iterator[Step]:
-        """What is being loaded, until it is ready. Raises DuoChatError when it cannot be."""
-        ...
-
-    def status(self) -> dict[str, Any]:
-        """{state: "loading" | "ready" | "busy" | "dead", loading: (label, done, total) or None, hardware: as
-        `chat --json` has it, error, requests: answers under way and waiting, settings}."""
-        ...
-
-    def calibrate(self) -> dict[str, Any]:
-        """Measure both devices anew, when it is its turn; returns the hardware. Raises DuoChatError."""
-        ...
-
-    def change(self, settings: Settings, beside: bool = False, cancelled: Callable[[], bool] = ...) -> None:
-        """Load another pair, beside the present one if there is room, else in its place. Raises DuoChatError with the
-        reason when it cannot be or was cancelled; the one before is then in use."""
-        ...
-
-    def close(self) -> None:
-        """End the engine; answers under way end with an error."""
-        ...
 
 
 class Answer:

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.chat.answer import Answer, Engine, Step, read_steps
+from duochat.chat.answer import Answer, Step, read_steps
 from duochat.chat.chat import Options
+from duochat.chat.worker import Worker
 
 FORMAT = "duochat-trace"
 LONGEST_PROMPT = 8000  # characters
@@ -51,7 +52,7 @@ class Recording:
 
 
 def record(
-    engine: Engine, prompt: str, options: Options, cancelled: Callable[[], bool], seen: Callable[[Answer], None]
+    engine: Worker, prompt: str, options: Options, cancelled: Callable[[], bool], seen: Callable[[Answer], None]
 ) -> Recording:
     """Run the engine on the prompt and keep every step; seen: told of the answer at each.
 

@@ -511,7 +511,7 @@ def test_a_part_serves_by_name_and_tells_faults() -> None:
 
     app = SimpleNamespace(cookie_id="c", tokens={"t": "ann"})
     nobody, ann = (SimpleNamespace(scope={"app": app}, cookies=c) for c in ({}, {"access-token-unsecure-c": "t"}))
-    serve = dispatcher([good, bad])
+    serve = dispatcher([good, bad], lambda action: None)
     assert serve({"name": "good", "action": {"x": 1, "user": "bob"}}, nobody) == {"got": 1, "user": ""}
     assert serve({"name": "good", "action": {"x": 1, "user": "bob"}}, ann) == {"got": 1, "user": "ann"}
     assert serve({"name": "bad"}, ann) == {"refused": "Do it otherwise."}

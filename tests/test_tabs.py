@@ -34,11 +34,11 @@ def address():
     engine = Engine(PROSE[:400])
     with gr.Blocks(analytics_enabled=False) as blocks, gr.Tabs():
         with gr.Tab("Race"):
-            race.build(page.part, engine)
+            page.part("race", serve=page.served(race.Races(engine)))
         with gr.Tab("Learn"):
-            learn.build(page.part, engine)
+            page.part("learn", serve=page.served(learn.Lessons(engine)))
         with gr.Tab("Hardware"):
-            hardware.build(page.part, engine)
+            page.part("hardware", serve=page.served(hardware.Hardware(engine)))
     css, script = assets.picture()
     head = f"<style>{css}</style><script>{script}</script>"
     _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from duochat import DuoChatError
@@ -35,9 +34,3 @@ class Hardware:
             self._engine.calibrate()
         except DuoChatError as fault:
             self._fault = str(fault)
-
-
-def build(part: Callable[..., Any], engine: Worker) -> Any:
-    """The tab's content, inside a gr.Tab. part: `page.part`."""
-    hardware = Hardware(engine)
-    return part("hardware", serve=[hardware.look, hardware.measure])

@@ -5,7 +5,7 @@ every round of it, and `prediction.js` says what the formulas expect. Words are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from statistics import median
@@ -238,10 +238,3 @@ class Lessons:
     def progress(self, action: dict[str, Any]) -> dict[str, Any]:
         """How far the answer is, and at its end the lesson."""
         return self._jobs.look(action.get("ticket"))
-
-
-def build(part: Callable[..., Any], engine: Worker, store: Store | None = None) -> Any:
-    """The tab's content, inside a gr.Tab. part: `page.part`."""
-    lessons = Lessons(engine, store)
-    served = [lessons.recorded, lessons.lesson, lessons.compared, lessons.own, lessons.progress]
-    return part("learn", serve=served)

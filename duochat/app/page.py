@@ -7,7 +7,6 @@ page never waits for something that will not come.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 import os
@@ -22,12 +21,15 @@ import gradio as gr
 from duochat.api.guard import LOOPBACK, Access
 from duochat.api.serve import check_address, run
 from duochat.api.service import beside, make_app
-from duochat.app import assets, hardware, learn, race, web
+from duochat.app import assets, web
 from duochat.app.drawer import Controls, options_from, remembered
+from duochat.app.hardware import Hardware
 from duochat.app.jobs import sentence
 from duochat.app.kept import options_of
+from duochat.app.learn import Lessons
 from duochat.app.live import Live
 from duochat.app.picker import Models
+from duochat.app.race import Races
 from duochat.app.room import Room
 from duochat.app.store import Store
 from duochat.chat.chat import Options
@@ -77,24 +79,15 @@ class Page:
 
     def part(self, name: str, events: str = "", serve: Sequence[Serve] = ()) -> gr.HTML:
         """See `part`; a user's conversations are served to that user only."""
-
-        def theirs(do: Serve) -> Serve:
-            @functools.wraps(do)
-            def asked(action: dict[str, Any]) -> Any:
-                self.room.allow(action)
-                return do(action)
-
-            return asked
-
-        return part(name, events, [theirs(do) for do in serve])
+        return part(name, events, serve, self.room.allow)
 
     def _build_tabs(self) -> None:
-        with gr.Tab("Race", id="race", elem_id="race-tab"):
-            race.build(self.part, self.models.engine)
-        with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
-            learn.build(self.part, self.models.engine, self.room.store)
-        with gr.Tab("Hardware", id="hardware", elem_id="hardware-tab"):
-            hardware.build(self.part, self.models.engine)
+        engine = self.models.engine
+        tabs = {"Race": Races(engine), "Learn": Lessons(engine, self.room.store), "Hardware": Hardware(engine)}
+        for title, tab in tabs.items():
+            name = title.lower()
+            with gr.Tab(title, id=name, elem_id=f"{name}-tab"):
+                self.part(name, serve=served(tab))
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -136,25 +129,33 @@ class Page:
         return remembered(kept, self.models.settings.context_length, self.room.defaults)
 
 
-def part(name: str, events: str = "", serve: Sequence[Serve] = ()) -> gr.HTML:
+def part(name: str, events: str = "", serve: Sequence[Serve] = (), allow: Serve = lambda action: None) -> gr.HTML:
     """A gr.HTML that a script of the page draws: duochat.<name>(element, tools).
 
-    serve: what the script may call, as `await tools.server.<function's name>(action)`.
+    serve: what the script may call, as `await tools.server.<function's name>(action)`. allow: called before with the
+    action, raises DuoChatError when the user may not ask for it.
     """
     return gr.HTML(
         value="", html_template="<div></div>", js_on_load=PART.format(name=name, events=events), elem_id=name,
-        apply_default_css=False, server_functions=[dispatcher(serve)],
+        apply_default_css=False, server_functions=[dispatcher(serve, allow)],
     )  # fmt: skip
 
 
-def dispatcher(serve: Sequence[Serve]) -> Callable[..., Any]:
+def served(tab: Any) -> list[Serve]:
+    """All public methods of a tab: what the page can ask of it."""
+    return [getattr(tab, name) for name in vars(type(tab)) if not name.startswith("_")]
+
+
+def dispatcher(serve: Sequence[Serve], allow: Serve) -> Callable[..., Any]:
     """One function for all that a part serves: Gradio makes each an attribute of the component, where names clash."""
     known = {do.__name__: do for do in serve}
 
     def serve_part(call: dict[str, Any], request: gr.Request) -> Any:
         """call: {"name", "action"}. Gives what the function gives, or {"refused": sentence}."""
+        action = {**(call.get("action") or {}), "user": user_of(request)}
         try:
-            return known[call["name"]]({**(call.get("action") or {}), "user": user_of(request)})
+            allow(action)
+            return known[call["name"]](action)
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
             return {"refused": sentence(fault)}
 

@@ -164,9 +164,3 @@ def _decoder(name: Any) -> str:
     if name not in NAMES:
         raise DuoChatError(f"There is no decoder {name!r}: choose one of {', '.join(NAMES)}.")
     return name
-
-
-def build(part: Callable[..., Any], engine: Worker) -> Any:
-    """The tab's content, inside a gr.Tab. part: `ui.part`, which makes a component that a script draws."""
-    races = Races(engine)
-    return part("race", serve=[races.prepare, races.start, races.follow, races.halt, races.saved])

@@ -116,7 +116,10 @@ def markdown(parcels: Iterable[Parcel]) -> str:
 
 def _markdown_one(parcel: Parcel) -> str:
     blocks = [f"# {' '.join(parcel.title.split()) or 'Conversation'}\n"]
-    blocks += [f"## {HEADINGS[e.role]}\n\n{LOOKALIKE.sub(_backslash, e.content)}\n" for e in shown(parcel)]
+    blocks += [
+        f"## {HEADINGS[e.role]}\n\n{LOOKALIKE.sub(_backslash, e.content)}\n"
+        for e in shown(parcel.messages, parcel.leaf)
+    ]
     return "\n".join(blocks)
 
 
@@ -124,12 +127,12 @@ def _backslash(match: re.Match[str]) -> str:
     return "\\" + match[0]
 
 
-def shown(parcel: Parcel) -> list[Entry]:
-    """The messages on view, the first one first."""
-    by_id, path, id = {m.id: m for m in parcel.messages}, [], parcel.leaf
-    while id is not None:
-        path.append(by_id[id])
-        id = path[-1].parent
+def shown(messages: Iterable[Any], leaf: int | None) -> list[Any]:
+    """Of messages that have an id and a parent those on view, the first one first."""
+    by_id, path = {m.id: m for m in messages}, []
+    while leaf is not None:
+        path.append(by_id[leaf])
+        leaf = path[-1].parent
     return path[::-1]
 
 

@@ -21,6 +21,7 @@ from duochat.app.store import Message, Store
 from duochat.app.view import View, meta_of
 from duochat.chat.answer import Answer, Step
 from duochat.chat.chat import Options
+from duochat.chat.template import merged
 from duochat.chat.worker import Worker
 
 TITLE = 48  # characters of the first message that name a conversation
@@ -103,7 +104,7 @@ class Room:
 
     def _run(self, conversation: str, parent: int | None, options: Options, before: str = "") -> None:
         self.store.settle(conversation, parent)
-        past = turns(self.store.thread(conversation))
+        past = merged({"role": m.role, "content": m.content} for m in self.store.thread(conversation))
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
         self.answers.begin(
@@ -209,17 +210,6 @@ class Room:
             if any(other.content == run.text for other in others):
                 run.answer.add(Step(notice=SAME))
         self.store.update(run.message, run.text, meta_of(run), steps)
-
-
-def turns(thread: list[Message]) -> list[dict[str, str]]:
-    """The messages for the engine; where one was deleted between two of the same role, these are one turn."""
-    told: list[dict[str, str]] = []
-    for message in thread:
-        if told and told[-1]["role"] == message.role:
-            told[-1]["content"] += f"\n\n{message.content}"
-        else:
-            told.append({"role": message.role, "content": message.content})
-    return told
 
 
 def file_name(title: str) -> str:

@@ -80,8 +80,7 @@ class Service:
 
     def name(self) -> str:
         """Of the loaded pair: its target's."""
-        target = self.engine.status()["settings"].target
-        return target.partition("#")[0].rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+        return short_name(self.engine.status()["settings"].target)
 
     def _known(self, model: str) -> str:
         if model not in (ALIAS, self.name(), self.engine.status()["settings"].target):
@@ -117,3 +116,8 @@ async def _body(request: Request) -> bytes:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "duochat"}
+
+
+def short_name(reference: str) -> str:
+    """The part of a reference that names the model: "hf:Qwen/Qwen3-8B" -> "Qwen3-8B"."""
+    return reference.partition("#")[0].rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")

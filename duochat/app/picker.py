@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from duochat import DuoChatError
+from duochat.api.service import short_name
 from duochat.app.jobs import Job, Jobs
 from duochat.chat.worker import Worker
 from duochat.config import PAIR, Settings, check, presets
@@ -237,8 +238,3 @@ def _key(settings: Settings) -> tuple[str, str, str]:
 
 def _same(one: Settings, other: Settings) -> bool:
     return _key(one) == _key(other)
-
-
-def short_name(reference: str) -> str:
-    """The part of a reference that names the model: "hf:Qwen/Qwen3-8B" -> "Qwen3-8B"."""
-    return reference.partition("#")[0].rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from duochat.app.answers import Answers, Run
-from duochat.app.frames import Frame, frame
+from duochat.app.frames import Frame, frame, state_of
 from duochat.app.kept import META, fits, options_of
 from duochat.app.load import Machine
 from duochat.app.prose import Stream, render
@@ -111,11 +111,8 @@ class View:
             return {"phase": "idle", "queue": len(self._answers)}
         answer, stats = run.answer, run.answer.stats
         return {
-            "phase": answer.phase, "finish": answer.finish, "doing": answer.doing, "progress": answer.progress,
-            "ttft": stats.first_token_at,
-            "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length],
-            "speculation": answer.speculation, "reason": answer.reason, "decoder": run.options.decoder,
-            "notices": list(answer.notices), "pace": self.pace(),
+            **state_of(answer, run.options), "ttft": stats.first_token_at, "notices": list(answer.notices),
+            "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length], "pace": self.pace(),
         }  # fmt: skip
 
 

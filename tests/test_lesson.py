@@ -29,7 +29,7 @@ def run():
     """run(script, argument) -> what a function of the page's scripts gives, which it may call by their names."""
     with playwright.sync_playwright() as p, p.chromium.launch(**CHROMIUM) as browser:
         page = browser.new_page()
-        page.set_content(f"<script>{assets.picture()[1]}</script>")
+        page.set_content(f"<script>{assets.joined(assets.PICTURE)}</script>")
         yield lambda script, argument: page.evaluate(
             f"(argument) => {{ with (duochat) return ({script})(argument); }}", argument
         )

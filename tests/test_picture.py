@@ -23,6 +23,8 @@ ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="decoders" content="{}"><style>{}</style><body class="dp-auto dp-file"><div id="place"></div>
 <script>var gaps = 0;</script><script>{}</script>"""
+NAMES = escape(json.dumps(assets.NAMES))
+STYLE, SCRIPTS = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
 DRAW = "frames => { for (const f of frames) duochat.drawPicture(place, f, () => { window.gaps += 1; }); }"
 LOOKS = """kind => { const style = getComputedStyle(document.querySelector('.dp-text .dp-' + kind));
   return [style.backgroundColor, style.textDecorationLine, style.textDecorationStyle, style.fontWeight]; }"""
@@ -63,7 +65,7 @@ def open_page(chromium, tmp_path):
         page.on("pageerror", lambda fault: faults.append(str(fault)))
         page.on("request", lambda r: r.url.startswith(("file:", "blob:")) or faults.append(f"asked for {r.url}"))
         file = tmp_path / "page.html"
-        file.write_text(html or PAGE.format(escape(json.dumps(assets.NAMES)), *assets.picture()), "utf-8")
+        file.write_text(html or PAGE.format(NAMES, STYLE, SCRIPTS), "utf-8")
         page.goto(file.as_uri())
         return page
 

@@ -231,7 +231,7 @@ def test_the_tokens_of_an_answer_carry_origin_and_probability():
 
 
 def test_the_pictures_assets_hold_all_scripts_and_no_foreign_address():
-    css, script = assets.picture()
+    css, script = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
     assert "playRace" in script
     assert "http" not in script.replace("http://www.w3.org/2000/svg", "")
     assert "http" not in css

@@ -39,7 +39,7 @@ def address():
             page.part("learn", serve=page.served(learn.Lessons(engine)))
         with gr.Tab("Hardware"):
             page.part("hardware", serve=page.served(hardware.Hardware(engine)))
-    css, script = assets.picture()
+    css, script = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
     head = f"<style>{css}</style><script>{script}</script>"
     _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)
     yield url

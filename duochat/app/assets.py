@@ -53,11 +53,6 @@ def _tags(pattern: str, names: tuple[str, ...]) -> str:
     return "".join(pattern.format(f"page/{name}?{(PAGE / name).stat().st_mtime_ns}") for name in names)
 
 
-def picture() -> tuple[str, str]:
-    """The style sheet and the scripts of the picture and its tabs: (css, js)."""
-    return (PAGE / "picture.css").read_text("utf-8"), _joined(PICTURE)
-
-
 def saved(show: str, title: str, record: Mapping[str, Any]) -> str:
     """A record as one file that needs nothing else: styles, scripts and the record are inside.
 
@@ -66,13 +61,14 @@ def saved(show: str, title: str, record: Mapping[str, Any]) -> str:
     data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = (PAGE / "saved.html").read_text("utf-8")
     parts = {
-        "title": escape(title), "decoders": escape(json.dumps(NAMES), quote=True), "style": _joined(STYLES),
-        "script": _joined(PICTURE), "show": show, "record": data,
+        "title": escape(title), "decoders": escape(json.dumps(NAMES), quote=True), "style": joined(STYLES),
+        "script": joined(PICTURE), "show": show, "record": data,
     }  # fmt: skip
     for name, content in parts.items():
         page = page.replace(f"/*{name}*/", content, 1)
     return page
 
 
-def _joined(names: tuple[str, ...]) -> str:
+def joined(names: tuple[str, ...]) -> str:
+    """Files of the page as one text."""
     return "\n".join((PAGE / name).read_text("utf-8") for name in names)

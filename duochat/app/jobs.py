@@ -90,14 +90,6 @@ class Jobs:
         if job := self._jobs.get(str(key)):
             job.stop.set()
 
-    def wait(self, key: str) -> Any:
-        """The job's result, when there is one. Raises DuoChatError when it failed."""
-        job = self._jobs[key]
-        job.done.wait()
-        if job.error:
-            raise DuoChatError(job.error)
-        return job.result
-
     def close(self) -> None:
         """Stop all, and let them keep what they have."""
         jobs = list(self._jobs.values())

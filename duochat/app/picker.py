@@ -201,9 +201,8 @@ class Models:
         if known:
             return joined(self.own, min(known, key=lambda pair: pair.backend != backend))
         needs = {model.reference: model.need for model in self._local}
-        plain = {f.name: f.default for f in fields(Settings) if f.name in OF_A_PAIR and f.default is not MISSING}
         size = {"target_gib": needs.get(target, 0), "draft_gib": needs.get(draft, 0)}
-        return replace(self.own, **{**plain, **size, "target": target, "draft": draft})
+        return joined(self.own, Settings(target=target, draft=draft, **size))
 
     def _best(self, target: str) -> str:
         """The first draft that fits a target on this disk. Raises DuoChatError when there is none."""

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -97,12 +97,6 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-MANIFEST = {
-    "name": "DuoChat", "short_name": "DuoChat", "start_url": "./", "scope": "./", "display": "standalone",
-    "background_color": "#fbfaf8", "theme_color": "#fbfaf8",
-    "description": "Chat that drafts on the CPU and verifies on the GPU at the same time.",
-    "icons": [{"src": "page/icon.svg", "sizes": "any", "type": "image/svg+xml", "purpose": "any"}],
-}  # fmt: skip
 
 
 def make_app(host: str, head: str, routes: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -112,6 +106,6 @@ def make_app(host: str, head: str, routes: Sequence[BaseRoute] = ()) -> FastAPI:
     app.add_middleware(Guard)
     if host in LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
-    app.add_api_route("/manifest.json", lambda: JSONResponse(MANIFEST), methods=["GET"])
+    app.add_api_route("/manifest.json", lambda: FileResponse(PAGE / "manifest.json"), methods=["GET"])
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     return app

@@ -306,12 +306,12 @@ def test_one_message_is_deleted_and_its_neighbours_are_one_turn(room: Room) -> N
     conversation = ask(room, "send", text="hello")
     finished(room, conversation)
     answer = room.store.thread(conversation)[-1].id
-    change = {"do": "remove", "conversation": conversation, "message": answer}
-    assert [m["text"] for m in room.change(change)["messages"]] == ["hello"]
+    gone = {"conversation": conversation, "message": answer}
+    assert [m["text"] for m in room.remove(gone)["messages"]] == ["hello"]
     ask(room, "send", conversation, text="and you?")
     assert room.engine.messages == [{"role": "user", "content": "hello\n\nand you?"}]
     with pytest.raises(DuoChatError, match="still being answered"):
-        room.change({**change, "message": room.store.thread(conversation)[0].id})
+        room.remove({**gone, "message": room.store.thread(conversation)[0].id})
     finished(room, conversation)
 
 
@@ -319,12 +319,12 @@ def test_an_answer_is_shared_as_a_page_of_its_own(room: Room) -> None:
     conversation = ask(room, "send", text="What is <b>?")
     finished(room, conversation)
     last = room.store.thread(conversation)[-1].id
-    share = {"do": "share", "conversation": conversation, "message": last}
+    share = {"conversation": conversation, "message": last}
     with pytest.raises(DuoChatError, match="No trace"):
-        room.change(share)
+        room.share(share)
     steps = SimulatedEngine(PROSE[:200]).reply([{"role": "user", "content": "x"}], Options())
     room.store.update(last, PROSE[:200], {"finish": "stop"}, [s for s in steps if s.round])
-    page = room.change(share)
+    page = room.share(share)
     assert page["name"] == "what-is-b.html"
     assert "What is \\u003cb>?" in page["html"]
     assert 'openSaved("showAnswer")' in page["html"]

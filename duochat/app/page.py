@@ -64,10 +64,11 @@ class Page:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
             served = [models.state, models.models, models.local, models.use, models.cancel, models.forecast]
-            self.side = self.part("side", serve=[room.conversations, room.change, *served])
+            served += [room.conversations, room.rename, room.move, room.delete, room.restore, room.export, room.import_]
+            self.side = self.part("side", serve=served)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
-                served = [room.stop, room.choose, room.change, room.view.look]
+                served = [room.stop, room.choose, room.undo, room.remove, room.share, room.view.look]
                 self.chat = self.part("chat", "'ask' 'open'", serve=served)
                 self.part("picture", serve=[room.view.picture])
             self._build_tabs()
@@ -151,11 +152,11 @@ def dispatcher(serve: Sequence[Serve], allow: Serve) -> Callable[..., Any]:
     known = {do.__name__: do for do in serve}
 
     def serve_part(call: dict[str, Any], request: gr.Request) -> Any:
-        """call: {"name", "action"}. Gives what the function gives, or {"refused": sentence}."""
+        """call: {"name", "action"}. Gives what the function gives, {} for nothing, or {"refused": sentence}."""
         action = {**(call.get("action") or {}), "user": user_of(request)}
         try:
             allow(action)
-            return known[call["name"]](action)
+            return known[call["name"]](action) or {}
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
             return {"refused": sentence(fault)}
 

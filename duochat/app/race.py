@@ -145,9 +145,8 @@ class Races:
         """How far the race is, and at its end the record."""
         return self._jobs.look(action.get("ticket"))
 
-    def halt(self, action: dict[str, Any]) -> dict[str, Any]:
+    def halt(self, action: dict[str, Any]) -> None:
         self._jobs.stop(action.get("ticket"))
-        return {}
 
     def saved(self, action: dict[str, Any]) -> dict[str, Any]:
         """A race as a self-contained HTML file: the finished one of a ticket, or a saved record.

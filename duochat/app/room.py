@@ -124,15 +124,13 @@ class Room:
         if len(text) > LONGEST_MESSAGE:
             raise DuoChatError(f"The message is longer than {LONGEST_MESSAGE:,} characters: shorten it.")
 
-    def stop(self, action: dict[str, Any]) -> dict[str, Any]:
+    def stop(self, action: dict[str, Any]) -> None:
         self.answers.stop(action.get("conversation"))
-        return {}
 
     def choose(self, action: dict[str, Any]) -> dict[str, Any]:
         """Show another version of a message; returns the thread."""
-        conversation = str(action.get("conversation"))
-        self.store.select(conversation, int(action["message"]))
-        return self.view.thread(conversation)
+        self.store.select(action["conversation"], int(action["message"]))
+        return self.view.look(action)
 
     def conversations(self, action: dict[str, Any]) -> dict[str, Any]:
         """The conversations that the query finds, the latest first."""
@@ -144,55 +142,46 @@ class Room:
         ]  # fmt: skip
         return {"notice": self.store.notice, "conversations": listed}
 
-    def change(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Rename, move, delete, restore, export or import a conversation; undo, remove or share a message."""
-        do = {
-            "rename": self._rename, "move": self._move, "delete": self._delete, "restore": self._restore,
-            "export": self._export, "import": self._import, "undo": self._undo, "remove": self._remove,
-            "share": self._share,
-        }[action["do"]]  # fmt: skip
-        return do(str(action.get("conversation")), action) or {}
+    def rename(self, action: dict[str, Any]) -> None:
+        self.store.rename(action["conversation"], str(action.get("title")))
 
-    def _rename(self, conversation: str, action: dict[str, Any]) -> None:
-        self.store.rename(conversation, str(action.get("title")))
+    def move(self, action: dict[str, Any]) -> None:
+        self.store.move(action["conversation"], str(action.get("folder") or ""))
 
-    def _move(self, conversation: str, action: dict[str, Any]) -> None:
-        self.store.move(conversation, str(action.get("folder") or ""))
-
-    def _delete(self, conversation: str, action: dict[str, Any]) -> None:
+    def delete(self, action: dict[str, Any]) -> None:
         self.stop(action)
-        self.store.delete(conversation)
+        self.store.delete(action["conversation"])
 
-    def _restore(self, conversation: str, _action: dict[str, Any]) -> None:
-        self.store.restore(conversation)
+    def restore(self, action: dict[str, Any]) -> None:
+        self.store.restore(action["conversation"])
 
-    def _export(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def export(self, action: dict[str, Any]) -> dict[str, Any]:
         """A file's name and text; of all conversations when the action names none."""
-        if not action.get("conversation"):
+        if not (conversation := action.get("conversation")):
             return {"name": "duochat-conversations.json", "text": self.store.export(user=action.get("user", ""))}
         ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
         name = file_name(self.store.require(conversation).title)
         return {"name": f"{name}.{ending}", "text": self.store.export(conversation, form)}
 
-    def _import(self, _conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def import_(self, action: dict[str, Any]) -> dict[str, Any]:
         return {"conversation": self.store.import_(str(action.get("text")), action.get("user", ""))[0].id}
 
-    def _undo(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def undo(self, action: dict[str, Any]) -> dict[str, Any]:
         """Take the message and what followed it out of view; its text goes back to the composer."""
-        message = self._message(conversation, action)
-        self.store.settle(conversation, message.parent)
-        return {**self.view.thread(conversation), "text": message.content}
+        message = self._message(action["conversation"], action)
+        self.store.settle(action["conversation"], message.parent)
+        return {**self.view.look(action), "text": message.content}
 
-    def _remove(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def remove(self, action: dict[str, Any]) -> dict[str, Any]:
         """One message, for good."""
-        if self.answers.under_way(conversation):
+        if self.answers.under_way(action["conversation"]):
             raise DuoChatError(BUSY)
-        self.store.remove(conversation, self._message(conversation, action).id)
-        return self.view.thread(conversation)
+        self.store.remove(action["conversation"], self._message(action["conversation"], action).id)
+        return self.view.look(action)
 
-    def _share(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def share(self, action: dict[str, Any]) -> dict[str, Any]:
         """One answer as a page of its own: the file's name and its HTML."""
-        message = self._message(conversation, action)
+        message = self._message(action["conversation"], action)
         steps = self.store.trace(message.id)
         if message.parent is None or not steps:
             raise DuoChatError("No trace of this answer was kept: save one that was written here.")

@@ -25,7 +25,7 @@ from fake_engine import ANSWER, HOSTILE, FakeEngine, Ready
 from simulated import PROSE, SimulatedEngine
 
 from duochat import DuoChatError, config
-from duochat.app import hardware, load, picker
+from duochat.app import hardware, picker
 from duochat.app.drawer import PRESETS, options_from, preset_of
 from duochat.app.kept import options_of
 from duochat.app.live import Live
@@ -786,7 +786,7 @@ def test_the_load_shown_is_that_of_the_card_in_use(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    read = load._first_gpu()
+    read = hardware._first_gpu()
     shares = {0: 0.1, 2: 0.3, "GPU-abc": 0.7}
     assert (read() if read else None) == ({"gpu": shares[card]} if card is not None else None)
 

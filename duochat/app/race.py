@@ -16,8 +16,8 @@ from duochat import DuoChatError, __version__
 from duochat.app import assets
 from duochat.app.assets import NAMES
 from duochat.app.frames import frame
+from duochat.app.hardware import others
 from duochat.app.jobs import Job, Jobs
-from duochat.app.load import others
 from duochat.chat.answer import Answer
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record

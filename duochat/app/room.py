@@ -14,8 +14,8 @@ from duochat import DuoChatError
 from duochat.app import assets
 from duochat.app.answers import BUSY, Answers, Run
 from duochat.app.frames import frame
+from duochat.app.hardware import Machine
 from duochat.app.kept import options_of
-from duochat.app.load import Machine
 from duochat.app.prose import render
 from duochat.app.store import Message, Store
 from duochat.app.view import View, meta_of

@@ -11,8 +11,8 @@ from typing import Any
 
 from duochat.app.answers import Answers, Run
 from duochat.app.frames import Frame, frame, state_of
+from duochat.app.hardware import Machine
 from duochat.app.kept import META, fits, options_of
-from duochat.app.load import Machine
 from duochat.app.prose import Stream, render
 from duochat.app.store import Message, Store
 from duochat.chat.answer import Answer

@@ -28,13 +28,12 @@ from duochat import DuoChatError, config
 from duochat.app import hardware, picker
 from duochat.app.drawer import PRESETS, options_from, preset_of
 from duochat.app.kept import options_of
-from duochat.app.live import Live
 from duochat.app.page import dispatcher
 from duochat.app.picker import Models, short_name
 from duochat.app.prose import Stream, render
 from duochat.app.room import Room, title_of
 from duochat.app.store import Store
-from duochat.app.view import AHEAD, Look
+from duochat.app.view import AHEAD, Live, Look
 from duochat.chat.answer import Step
 from duochat.chat.chat import Options
 
@@ -434,7 +433,7 @@ def test_a_page_says_how_far_it_has_come(room: Room) -> None:
 
 
 def test_only_the_latest_addresses_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duochat.app.live.MANY", 2)
+    monkeypatch.setattr("duochat.app.view.MANY", 2)
     live = Live(room.view)
     first, *others = [live.key("") for _ in range(3)]
     assert [asked(live, f"/live/{key}").status_code for key in (first, *others)] == [404, 200, 200]

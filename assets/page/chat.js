@@ -1,4 +1,4 @@
-/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that live.py sends. */
+/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that view.py sends. */
 (() => {
   "use strict";
   const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill, ended } =

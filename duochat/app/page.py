@@ -27,11 +27,11 @@ from duochat.app.hardware import Hardware
 from duochat.app.jobs import sentence
 from duochat.app.kept import options_of
 from duochat.app.learn import Lessons
-from duochat.app.live import Live
 from duochat.app.picker import Models
 from duochat.app.race import Races
 from duochat.app.room import Room
 from duochat.app.store import Store
+from duochat.app.view import Live
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 

@@ -752,11 +752,11 @@ def test_what_was_measured_last_is_shown() -> None:
             type(self).hardware = {"costs": {"target": {"1": 0.05}, "draft": {"1": 0.01}, "threads": 1}}
             return self.hardware
 
-    known = hardware.Hardware(Measured())
+    known = hardware.Hardware(Measured(), hardware.Machine())
     assert known.look({})["hardware"]["costs"]["target"] == {"1": 0.1}
     known.measure({})
     until(lambda: not known.look({})["measuring"])
-    assert hardware.Hardware(Measured()).look({})["hardware"]["costs"]["target"] == {"1": 0.05}
+    assert hardware.Hardware(Measured(), hardware.Machine()).look({})["hardware"]["costs"]["target"] == {"1": 0.05}
 
 
 @pytest.mark.parametrize(

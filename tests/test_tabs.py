@@ -38,7 +38,7 @@ def address():
         with gr.Tab("Learn"):
             page.part("learn", serve=page.served(learn.Lessons(engine)))
         with gr.Tab("Hardware"):
-            page.part("hardware", serve=page.served(hardware.Hardware(engine)))
+            page.part("hardware", serve=page.served(hardware.Hardware(engine, hardware.Machine())))
     css, script = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
     head = f"<style>{css}</style><script>{script}</script>"
     _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)

@@ -4,7 +4,6 @@ is one. `hardware.js` draws it."""
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import Any
 
@@ -18,29 +17,18 @@ PERIOD = 0.5  # seconds between two readings
 
 
 class Machine:
-    """Readings are taken by a thread of its own while somebody asks; `load` never waits."""
+    """How busy it is, read when somebody asks, but not before PERIOD is over."""
 
     def __init__(self) -> None:
-        self._load: dict[str, float] = {}
-        self._asked = 0.0
-        self._wake = threading.Event()
-        threading.Thread(target=self._read, name="machine", daemon=True).start()
+        self._gpu, self._load, self._read_at = _first_gpu(), {}, time.monotonic()
+        psutil.cpu_percent()  # it tells of the time since it was asked last
 
     def load(self) -> dict[str, float]:
         """Utilisation 0..1: {"cpu": ...} and, with an NVIDIA GPU, {"gpu": ...}; empty before the first reading."""
-        self._asked = time.monotonic()
-        self._wake.set()
+        if time.monotonic() - self._read_at > PERIOD:
+            self._read_at = time.monotonic()
+            self._load = {"cpu": psutil.cpu_percent() / 100} | (self._gpu() if self._gpu else {})
         return self._load
-
-    def _read(self) -> None:
-        gpu = _first_gpu()
-        psutil.cpu_percent()
-        while True:
-            self._wake.wait()
-            if time.monotonic() - self._asked > 5:
-                self._wake.clear()
-            time.sleep(PERIOD)
-            self._load = {"cpu": psutil.cpu_percent() / 100} | (gpu() if gpu else {})
 
 
 def others() -> float:
@@ -78,8 +66,8 @@ def _handle(pynvml: Any, name: str) -> Any:
 class Hardware:
     """What the page's tab can ask for."""
 
-    def __init__(self, engine: Worker) -> None:
-        self._engine, self._machine = engine, Machine()
+    def __init__(self, engine: Worker, machine: Machine) -> None:
+        self._engine, self._machine = engine, machine
         self._jobs, self._fault = Jobs(kept=0), ""
 
     def look(self, _action: dict[str, Any]) -> dict[str, Any]:

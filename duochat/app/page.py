@@ -84,7 +84,8 @@ class Page:
 
     def _build_tabs(self) -> None:
         engine = self.models.engine
-        tabs = {"Race": Races(engine), "Learn": Lessons(engine, self.room.store), "Hardware": Hardware(engine)}
+        tabs = {"Race": Races(engine), "Learn": Lessons(engine, self.room.store)}
+        tabs["Hardware"] = Hardware(engine, self.room.view.machine)
         for title, tab in tabs.items():
             name = title.lower()
             with gr.Tab(title, id=name, elem_id=f"{name}-tab"):

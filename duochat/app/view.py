@@ -71,7 +71,7 @@ class View:
     """One for the whole app."""
 
     def __init__(self, store: Store, answers: Answers, machine: Machine) -> None:
-        self._store, self._answers, self._machine = store, answers, machine
+        self._store, self._answers, self.machine = store, answers, machine
 
     def thread(self, conversation: str) -> dict[str, Any]:
         """The whole conversation as the page draws it; "" is a new one. Raises DuoChatError when it is gone."""
@@ -100,12 +100,12 @@ class View:
         yield {"thread": thread, "status": self.status(run), "message": run.message, "frame": self._frame(run, seen)}
 
     def _frame(self, run: Run, seen: int = 0) -> Frame:
-        return frame(run.answer, run.options, seen, self._machine.load())
+        return frame(run.answer, run.options, seen, self.machine.load())
 
     def pace(self) -> float:
         """Seconds between two updates of a page now."""
         load, slower = CROWDED
-        return slower if self._machine.load().get("cpu", 0) > load else INTERVAL
+        return slower if self.machine.load().get("cpu", 0) > load else INTERVAL
 
     def look(self, action: dict[str, Any]) -> dict[str, Any]:
         """The thread again, for a page that missed something."""

@@ -238,7 +238,7 @@ def test_a_tab_that_missed_a_message_cannot_send(room: Room) -> None:
 
 def test_an_answer_is_kept_while_it_is_written(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies in the middle of an answer has its beginning on the disk."""
-    monkeypatch.setattr("duochat.app.answers.KEEP_EVERY", 0.0)
+    monkeypatch.setattr("duochat.app.room.KEEP_EVERY", 0.0)
     conversation = ask(room, "send", text="hello")
     room.engine.let.release()
     until(lambda: texts(room, conversation)[-1] == "one ")

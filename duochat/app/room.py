@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from dataclasses import asdict, replace
 from typing import Any
 
 from duochat import DuoChatError
 from duochat.app import assets
-from duochat.app.answers import BUSY, Answers, Run
 from duochat.app.frames import frame
 from duochat.app.hardware import Machine
+from duochat.app.jobs import Jobs, Run, sentence
 from duochat.app.kept import options_of
 from duochat.app.prose import render
 from duochat.app.store import Message, Store
@@ -24,6 +25,8 @@ from duochat.chat.chat import Options
 from duochat.chat.template import merged
 from duochat.chat.worker import Worker
 
+KEEP_EVERY = 3.0  # seconds between two savings of an answer that is being written
+BUSY = "This conversation is still being answered: press Stop first."
 TITLE = 48  # characters of the first message that name a conversation
 LONGEST_MESSAGE = 200_000  # characters
 SAME = "At temperature 0 the target always takes the likeliest token, so the text is the same: raise the temperature."
@@ -33,8 +36,8 @@ class Room:
     """One for the whole app; every tab and user meets here."""
 
     def __init__(self, engine: Worker, store: Store, defaults: Options) -> None:
-        self.store, self.defaults = store, defaults
-        self.answers = Answers(engine, self._keep)
+        self.engine, self.store, self.defaults = engine, store, defaults
+        self.answers = Jobs(kept=0)  # one a conversation
         self.view = View(store, self.answers, Machine())
         self._asking = threading.Lock()
 
@@ -107,9 +110,37 @@ class Room:
         past = merged({"role": m.role, "content": m.content} for m in self.store.thread(conversation))
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
-        self.answers.begin(
-            Run(conversation=conversation, message=answer.id, messages=messages, options=options, before=before)
-        )
+        run = Run(conversation=conversation, message=answer.id, messages=messages, options=options, before=before)
+        self.answers.start(self._answer, conversation, run, BUSY)
+
+    def _answer(self, run: Run) -> None:
+        """Drain the engine, which itself keeps the queue; whatever it does, the run ends with a finish."""
+        kept_at = time.monotonic()
+        try:
+            for step in self.engine.reply(run.messages, run.options, run.stop.is_set):
+                run.answer.add(step)
+                if time.monotonic() - kept_at > KEEP_EVERY:
+                    self._keep(run)
+                    kept_at = time.monotonic()
+        except Exception as fault:  # noqa: BLE001  it becomes the answer's last step
+            run.answer.add(Step(finish="error", error=sentence(fault)))
+        if run.answer.phase != "done":
+            finish = run.answer.finish or ("cancelled" if run.stop.is_set() else "stop")
+            run.answer.add(Step(phase="done", finish=finish))
+        self._keep(run)
+        run.done.set()
+        self._keep(run, [step for step in run.answer.steps if step.round])  # a long trace takes its time
+
+    def _keep(self, run: Run, steps: list[Step] | None = None) -> None:
+        """Store an answer as it stands, last with the steps of its trace."""
+        try:
+            if run.answer.finish == "stop" and run.options.temperature == 0 and steps is None:
+                versions = (self.store.message(id) for id in self.store.message(run.message).versions)
+                if any(other.content == run.text for other in versions if other.id != run.message):
+                    run.answer.add(Step(notice=SAME))
+            self.store.update(run.message, run.text, meta_of(run), steps)
+        except DuoChatError:
+            run.answer.add(Step(notice="The answer could not be saved: check the free space on the disk."))
 
     def _message(self, conversation: str, action: dict[str, Any]) -> Message:
         found = [m for m in self.store.thread(conversation) if m.id == action.get("message")]
@@ -192,13 +223,6 @@ class Room:
         }  # fmt: skip
         title = title_of(asked.content)
         return {"name": f"{file_name(title)}.html", "html": assets.saved("showAnswer", title, record)}
-
-    def _keep(self, run: Run, steps: list[Step] | None) -> None:
-        if run.answer.finish == "stop" and run.options.temperature == 0 and steps is None:
-            others = (self.store.message(id) for id in self.store.message(run.message).versions if id != run.message)
-            if any(other.content == run.text for other in others):
-                run.answer.add(Step(notice=SAME))
-        self.store.update(run.message, run.text, meta_of(run), steps)
 
 
 def file_name(title: str) -> str:

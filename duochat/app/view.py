@@ -20,10 +20,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from duochat.app.answers import Answers, Run
 from duochat.app.frames import Frame, frame, state_of
 from duochat.app.hardware import Machine
-from duochat.app.jobs import sentence
+from duochat.app.jobs import Jobs, Run, sentence
 from duochat.app.kept import META, fits, options_of
 from duochat.app.prose import Stream, render
 from duochat.app.store import Message, Store
@@ -70,7 +69,7 @@ class Look:
 class View:
     """One for the whole app."""
 
-    def __init__(self, store: Store, answers: Answers, machine: Machine) -> None:
+    def __init__(self, store: Store, answers: Jobs, machine: Machine) -> None:
         self._store, self._answers, self.machine = store, answers, machine
 
     def thread(self, conversation: str) -> dict[str, Any]:

@@ -5,9 +5,9 @@ Nothing is estimated: times, speeds and texts are those of the two runs. `race.j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import yaml
@@ -35,14 +35,14 @@ def ready() -> list[dict[str, Any]]:
 
 
 def run(engine: Worker, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
-    """Both runs, one after the other, and the verdict: the record. Raises DuoChatError when a run fails."""
+    """Both runs, one after the other: the record. Raises DuoChatError when a run fails."""
     runs, busy = [], []
     for number, decoder in enumerate(decoders, 1):
         head = {"run": number, "decoder": decoder}
         chosen = replace(options, decoder=decoder)
         _warm_up(engine, replace(chosen, max_tokens=4), job, head)
         busy.append(others())
-        runs.append(record(engine, prompt, chosen, job.stop.is_set, _observer(job, head)))
+        runs.append(record(engine, prompt, chosen, job.stop.is_set, partial(_note, job, head)))
     return record_of(runs[0], runs[1], max(*busy, others()))
 
 
@@ -52,18 +52,14 @@ def _warm_up(engine: Worker, options: Options, job: Job, head: dict[str, Any]) -
 
     def seen(answer: Answer) -> None:
         if answer.phase in ("queued", "loading"):
-            job.note = {**head, "phase": answer.phase, "progress": answer.progress, "words": answer.doing}
+            _note(job, head, answer)
 
     record(engine, WARM_UP, options, job.stop.is_set, seen)
 
 
-def _observer(job: Job, head: dict[str, Any]) -> Callable[[Answer], None]:
-    def seen(answer: Answer) -> None:
-        job.note = {
-            **head, "tokens": answer.stats.completion_tokens, "phase": answer.phase, "progress": answer.progress
-        }  # fmt: skip
-
-    return seen
+def _note(job: Job, head: dict[str, Any], answer: Answer) -> None:
+    told = {"tokens": answer.stats.completion_tokens, "phase": answer.phase, "progress": answer.progress}
+    job.note = {**head, **told, "words": answer.doing}
 
 
 def record_of(left: Recording, right: Recording, busy: float = 0.0) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def record_of(left: Recording, right: Recording, busy: float = 0.0) -> dict[str,
     return {
         "format": FORMAT, "version": __version__, "prompt": left.prompt, "options": asdict(left.options),
         "hardware": dict(left.hardware), "runs": [lane(left), lane(right)],
-        "verdict": verdict(left, right), "busy": busy,
+        "busy": busy,
     }  # fmt: skip
 
 
@@ -85,32 +81,6 @@ def lane(recording: Recording) -> dict[str, Any]:
         "token_ids": answer.token_ids, "total": stats.last_token_at, "ttft": stats.first_token_at or 0.0,
         "rate": stats.tokens_per_s, "stats": stats.to_dict(),
     }  # fmt: skip
-
-
-def verdict(left: Recording, right: Recording) -> dict[str, Any]:
-    """speedup: the left side's tokens/s over the right side's. difference: where the outputs part, None: nowhere."""
-    rates = [side.answer.stats.tokens_per_s for side in (left, right)]
-    difference = first_difference(left.answer, right.answer)
-    return {
-        "speedup": rates[0] / rates[1] if rates[1] else None,
-        "winner": (left if rates[0] >= rates[1] else right).options.decoder,
-        "factor": max(rates) / min(rates) if min(rates) else None,
-        "identical": difference is None,
-        "difference": difference,
-    }
-
-
-def first_difference(left: Answer, right: Answer) -> dict[str, Any] | None:
-    """The first token in which the outputs differ: its number from 0, and each side's text from there on."""
-    a, b = left.token_ids, right.token_ids
-    if a == b:
-        return None
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return {"token": at, "left": _text_from(left, at), "right": _text_from(right, at)}
-
-
-def _text_from(answer: Answer, at: int, count: int = 8) -> str:
-    return "".join(token.text for token in list(answer.tokens)[at : at + count])
 
 
 def to_html(record: Mapping[str, Any]) -> str:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from duochat import DuoChatError
 from duochat.chat import loading
 from duochat.chat.answer import Step
-from duochat.chat.child import serve
-from duochat.chat.faults import obituary
+from duochat.chat.child import obituary, serve
 from duochat.engine.lanes import Cancelled, never
 
 if TYPE_CHECKING:

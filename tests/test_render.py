@@ -26,8 +26,7 @@ def a_round(**fields):
 def text_of(frames):
     """What picture.js writes: the texts of the tokens and the tails."""
     rounds = [r for f in frames for r in f["rounds"]]
-    tails = "".join(f.get("tail", "") for f in frames)
-    return "".join(t[0] for r in rounds for t in r["tokens"]) + "".join(r.get("tail", "") for r in rounds) + tails
+    return "".join(t[0] for r in rounds for t in r["tokens"]) + "".join(r.get("tail", "") for r in rounds)
 
 
 def drawn(*steps, **options):

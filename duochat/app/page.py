@@ -107,17 +107,15 @@ class Page:
     def open(self, event: gr.EventData, request: gr.Request) -> tuple[Any, ...]:
         """Where a conversation can be heard, and its settings."""
         action = {**(event._data or {}), "user": request.username or ""}
-        conversation = str(action.get("conversation") or "")
+        conversation, context_length = str(action.get("conversation") or ""), self.models.settings.context_length
         try:
             self.room.allow(action)
             options = self._options(conversation, action.get("settings"))
-            return (
-                wire(self._heard(conversation)),
-                *self.controls.updates(options, self.models.settings.context_length),
-            )
+            said, fields = self._heard(conversation), self.controls.updates(options, context_length)
         except Exception as fault:  # noqa: BLE001
-            gone = {"conversation": conversation, "gone": True, "refused": sentence(fault)}
-            return (wire(gone), *[gr.skip() for _ in (*self.controls.inputs, self.controls.preset)])
+            said = {"conversation": conversation, "gone": True, "refused": sentence(fault)}
+            fields = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
+        return wire(said), *fields
 
     def _heard(self, conversation: str) -> dict[str, Any]:
         if conversation:

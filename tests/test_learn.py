@@ -47,7 +47,7 @@ def test_the_first_chapter_speaks_of_the_recordings_machine():
 
 
 def test_questions_of_every_lesson_have_answers():
-    for q in learn.words()["questions"]:
+    for q in learn.words("lesson")["questions"]:
         assert q["because"]
         assert q["kind"] == "number" or 0 <= q["right"] < len(q["options"])
 

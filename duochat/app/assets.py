@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from duochat.config import DECODERS
 
@@ -32,6 +35,12 @@ HEAD = """
 <link rel="manifest" href="manifest.json"><link rel="icon" href="page/icon.svg" type="image/svg+xml">
 {styles}{formulas}{scripts}
 """
+
+
+@lru_cache
+def words(name: str) -> Any:
+    """Texts of a tab, from a YAML file of the page."""
+    return yaml.safe_load((PAGE / f"{name}.yaml").read_text("utf-8"))
 
 
 def head(libraries: Path) -> str:

@@ -12,10 +12,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import yaml
 
 from duochat import DuoChatError
-from duochat.app.assets import ASSETS, PAGE
+from duochat.app.assets import ASSETS, words
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.app.kept import options_of
@@ -43,12 +42,6 @@ OWN_TOKENS = 96  # length of an answer to the user's own prompt
 STAND_IN = re.compile(r"a small target with the shape of (.*) \(cost-faithful\)")
 
 
-@lru_cache(maxsize=1)
-def words() -> dict[str, Any]:
-    """The lesson's texts, questions and glossary."""
-    return yaml.safe_load((PAGE / "lesson.yaml").read_text("utf-8"))
-
-
 def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
     """All that learn.js needs, as JSON."""
     costs = measured_costs(recording)
@@ -57,7 +50,7 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
         "device": _device(recording.hardware), "options": asdict(recording.options),
         "frame": frame(recording.answer, recording.options), "noise": noise(recording), "costs": costs,
         "measured": measured_point(recording, costs), "shared": shared(recording.hardware),
-        "chapters": chapters(recording, costs), **{name: words()[name] for name in OF_EVERY_LESSON},
+        "chapters": chapters(recording, costs), **{name: words("lesson")[name] for name in OF_EVERY_LESSON},
     }  # fmt: skip
 
 
@@ -76,9 +69,10 @@ def noise(recording: Recording) -> dict[str, Any] | None:
 
 def chapters(recording: Recording, costs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lesson's chapters; what is said of the machine is said of the recording's."""
-    here = words()["shared" if shared(recording.hardware) else "apart"]
-    eight = words()["eight"].format(1 + 7 * costs["widen"]) if costs["curve"] else ""
-    return [{**c, "text": [text.format(eight=eight, **here) for text in c["text"]]} for c in words()["chapters"]]
+    told = words("lesson")
+    here = told["shared" if shared(recording.hardware) else "apart"]
+    eight = told["eight"].format(1 + 7 * costs["widen"]) if costs["curve"] else ""
+    return [{**c, "text": [text.format(eight=eight, **here) for text in c["text"]]} for c in told["chapters"]]
 
 
 def _device(machine: Mapping[str, Any]) -> str:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
-
-import yaml
 
 from duochat import DuoChatError, __version__
 from duochat.app import assets
@@ -26,12 +24,6 @@ from duochat.chat.worker import Worker
 FORMAT = "duochat-race"
 WARM_UP = "Say hello."
 MOST_TOKENS = 512
-
-
-@lru_cache(maxsize=1)
-def ready() -> list[dict[str, Any]]:
-    """The ready prompts, and what to expect of each."""
-    return yaml.safe_load((assets.PAGE / "race.yaml").read_text("utf-8"))
 
 
 def run(engine: Worker, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
@@ -97,7 +89,7 @@ class Races:
 
     def prepare(self, _action: dict[str, Any]) -> dict[str, Any]:
         """The ready prompts and the decoders to choose from."""
-        return {"ready": ready(), "decoders": NAMES}
+        return {"ready": assets.words("race"), "decoders": NAMES}
 
     def start(self, action: dict[str, Any]) -> dict[str, Any]:
         """action: {prompt, left, right, temperature, seed, max_tokens}; returns {ticket}. Raises DuoChatError."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import psutil
 
-from duochat import DuoChatError
-from duochat.app.jobs import Job, Jobs
+from duochat.app.jobs import Jobs
 from duochat.chat.worker import Worker
 
 PERIOD = 0.5  # seconds between two readings
@@ -68,22 +67,20 @@ class Hardware:
 
     def __init__(self, engine: Worker, machine: Machine) -> None:
         self._engine, self._machine = engine, machine
-        self._jobs, self._fault = Jobs(kept=0), ""
+        self._jobs = Jobs(kept=1)
 
     def look(self, _action: dict[str, Any]) -> dict[str, Any]:
         """What is known now: `hardware` as `chat --json` has it, and the devices' load (see `Machine`)."""
         hardware, measuring = self._engine.status()["hardware"], self._jobs.under_way("measure") is not None
-        return {"hardware": hardware, "load": self._machine.load(), "fault": self._fault, "measuring": measuring}
+        return {
+            "hardware": hardware,
+            "load": self._machine.load(),
+            "fault": self._jobs.error("measure"),
+            "measuring": measuring,
+        }
 
     def measure(self, action: dict[str, Any]) -> dict[str, Any]:
         """Measure both devices anew, in the background; `look` tells when it is done, or what went wrong."""
         if not self._jobs.under_way("measure"):
-            self._jobs.start(self._measure, "measure")
+            self._jobs.start(lambda job: self._engine.calibrate(), "measure")
         return self.look(action)
-
-    def _measure(self, _job: Job) -> None:
-        self._fault = ""
-        try:
-            self._engine.calibrate()
-        except DuoChatError as fault:
-            self._fault = str(fault)

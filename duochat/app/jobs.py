@@ -105,6 +105,10 @@ class Jobs:
         over = {"result": job.result, "error": job.error} if job.done.is_set() else {}
         return {"note": dict(job.note), **over}
 
+    def error(self, key: str) -> str:
+        """Why the last job of this key failed; "" where it did not, or is under way again."""
+        return self._jobs.get(key, Job()).error
+
     def stop(self, key: Any) -> None:
         if job := self._jobs.get(str(key)):
             job.stop.set()

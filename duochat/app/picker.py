@@ -46,10 +46,9 @@ class Models:
         self.engine, self.own = engine, settings
         self._here, self._folder = here, settings.models_folder
         self._shipped = next(iter(presets().values()))
-        self._jobs = Jobs(kept=0)
+        self._jobs = Jobs(kept=2)
         self._local: list[Local] = []  # as they were listed last
         self._forecasts: dict[str, dict[str, Any]] = {}  # by target, with the best of its drafts
-        self._unforeseen = ""  # why the last forecast failed
         self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, backend, reason
 
     @property
@@ -70,9 +69,9 @@ class Models:
             "target": short_name(settings.target), "draft": short_name(settings.draft),
             "exact": told["hardware"].get("target_exact", True),
             "demonstration": settings.target == self._shipped.target, "used": list(_key(settings)),
-            "forecasting": forecast.note.get("words", WAITING) if forecast else "", "unforeseen": self._unforeseen,
-            "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
-            "context_length": settings.context_length, **told,
+            "forecasting": forecast.note.get("words", WAITING) if forecast else "",
+            "unforeseen": self._jobs.error("forecast"), "changing": self._jobs.under_way("change") is not None,
+            "failed": self._failed, "context_length": settings.context_length, **told,
         }  # fmt: skip
 
     def models(self, _action: dict[str, Any]) -> dict[str, Any]:
@@ -138,23 +137,19 @@ class Models:
     def forecast(self, _action: dict[str, Any]) -> dict[str, Any]:
         """Begin to find how fast each pair would be here; `state` says how far it is and `cancel` ends it."""
         if not self._jobs.under_way("forecast"):
-            self._unforeseen = ""
             self._jobs.start(self._foresee, "forecast")
         return self.state({})
 
     def _foresee(self, job: Job) -> None:
         """Only while nobody is answered: an answer that begins ends the measurement, which begins anew behind it."""
-        try:
-            while not job.stop.is_set():
-                job.note = {"words": WAITING}
-                while self.engine.status()["requests"] and not job.stop.wait(GLANCE):
-                    pass
-                job.note = {"words": MEASURING}
-                if told := self._measured(job):
-                    self._forecasts = told["forecasts"]
-                    return
-        except DuoChatError as fault:
-            self._unforeseen = str(fault)
+        while not job.stop.is_set():
+            job.note = {"words": WAITING}
+            while self.engine.status()["requests"] and not job.stop.wait(GLANCE):
+                pass
+            job.note = {"words": MEASURING}
+            if told := self._measured(job):
+                self._forecasts = told["forecasts"]
+                return
 
     def _measured(self, job: Job) -> dict[str, Any] | None:
         """What a process of its own finds; None when it was ended before. Raises DuoChatError with its reason."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # Gradio reads it at import, and would ask outside hosts
 
 from duochat import DuoChatError, terminal
 

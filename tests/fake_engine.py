@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from duochat import DuoChatError
-from duochat.chat.answer import Engine, Step
+from duochat.chat.answer import Step
 from duochat.chat.chat import Options
 from duochat.engine.rounds import Batch, Draft, Round
 
@@ -65,7 +65,7 @@ def tokens_of(text: str) -> list[str]:
     return re.findall(r"\s?[^\s\w]|\s?\w{1,6}|\s", text)
 
 
-class Ready(Engine):
+class Ready:
     """An engine that is ready at once; what it replies is left to the fakes that stand on it."""
 
     hardware: ClassVar[dict[str, Any]] = {}

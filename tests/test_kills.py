@@ -25,9 +25,9 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_kills import LONG, Options, Room, Store, Worker, prepare_fake
-from duochat.app import answers
+from duochat.app import room as rooms
 if __name__ == "__main__":
-    answers.KEEP_EVERY = 0.1
+    rooms.KEEP_EVERY = 0.1
     room = Room(Worker(LONG, prepare_fake), Store(Path({store!r})), Options())
     asked = {{"kind": "send", "conversation": sys.argv[1], "text": sys.argv[2]}}
     conversation = room.ask(asked, Options(max_tokens=int(sys.argv[3])))

@@ -25,16 +25,15 @@ from fake_engine import ANSWER, HOSTILE, FakeEngine, Ready
 from simulated import PROSE, SimulatedEngine
 
 from duochat import DuoChatError, config
-from duochat.app import hardware, load, picker
+from duochat.app import hardware, picker
 from duochat.app.drawer import PRESETS, options_from, preset_of
 from duochat.app.kept import options_of
-from duochat.app.live import Live
 from duochat.app.page import dispatcher
 from duochat.app.picker import Models, short_name
 from duochat.app.prose import Stream, render
 from duochat.app.room import Room, title_of
 from duochat.app.store import Store
-from duochat.app.view import AHEAD, Look
+from duochat.app.view import AHEAD, Live, Look
 from duochat.chat.answer import Step
 from duochat.chat.chat import Options
 
@@ -239,7 +238,7 @@ def test_a_tab_that_missed_a_message_cannot_send(room: Room) -> None:
 
 def test_an_answer_is_kept_while_it_is_written(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that dies in the middle of an answer has its beginning on the disk."""
-    monkeypatch.setattr("duochat.app.answers.KEEP_EVERY", 0.0)
+    monkeypatch.setattr("duochat.app.room.KEEP_EVERY", 0.0)
     conversation = ask(room, "send", text="hello")
     room.engine.let.release()
     until(lambda: texts(room, conversation)[-1] == "one ")
@@ -306,12 +305,12 @@ def test_one_message_is_deleted_and_its_neighbours_are_one_turn(room: Room) -> N
     conversation = ask(room, "send", text="hello")
     finished(room, conversation)
     answer = room.store.thread(conversation)[-1].id
-    change = {"do": "remove", "conversation": conversation, "message": answer}
-    assert [m["text"] for m in room.change(change)["messages"]] == ["hello"]
+    gone = {"conversation": conversation, "message": answer}
+    assert [m["text"] for m in room.remove(gone)["messages"]] == ["hello"]
     ask(room, "send", conversation, text="and you?")
     assert room.engine.messages == [{"role": "user", "content": "hello\n\nand you?"}]
     with pytest.raises(DuoChatError, match="still being answered"):
-        room.change({**change, "message": room.store.thread(conversation)[0].id})
+        room.remove({**gone, "message": room.store.thread(conversation)[0].id})
     finished(room, conversation)
 
 
@@ -319,12 +318,12 @@ def test_an_answer_is_shared_as_a_page_of_its_own(room: Room) -> None:
     conversation = ask(room, "send", text="What is <b>?")
     finished(room, conversation)
     last = room.store.thread(conversation)[-1].id
-    share = {"do": "share", "conversation": conversation, "message": last}
+    share = {"conversation": conversation, "message": last}
     with pytest.raises(DuoChatError, match="No trace"):
-        room.change(share)
+        room.share(share)
     steps = SimulatedEngine(PROSE[:200]).reply([{"role": "user", "content": "x"}], Options())
     room.store.update(last, PROSE[:200], {"finish": "stop"}, [s for s in steps if s.round])
-    page = room.change(share)
+    page = room.share(share)
     assert page["name"] == "what-is-b.html"
     assert "What is \\u003cb>?" in page["html"]
     assert 'openSaved("showAnswer")' in page["html"]
@@ -434,7 +433,7 @@ def test_a_page_says_how_far_it_has_come(room: Room) -> None:
 
 
 def test_only_the_latest_addresses_are_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duochat.app.live.MANY", 2)
+    monkeypatch.setattr("duochat.app.view.MANY", 2)
     live = Live(room.view)
     first, *others = [live.key("") for _ in range(3)]
     assert [asked(live, f"/live/{key}").status_code for key in (first, *others)] == [404, 200, 200]
@@ -511,7 +510,7 @@ def test_a_part_serves_by_name_and_tells_faults() -> None:
 
     app = SimpleNamespace(cookie_id="c", tokens={"t": "ann"})
     nobody, ann = (SimpleNamespace(scope={"app": app}, cookies=c) for c in ({}, {"access-token-unsecure-c": "t"}))
-    serve = dispatcher([good, bad])
+    serve = dispatcher([good, bad], lambda action: None)
     assert serve({"name": "good", "action": {"x": 1, "user": "bob"}}, nobody) == {"got": 1, "user": ""}
     assert serve({"name": "good", "action": {"x": 1, "user": "bob"}}, ann) == {"got": 1, "user": "ann"}
     assert serve({"name": "bad"}, ann) == {"refused": "Do it otherwise."}
@@ -753,11 +752,11 @@ def test_what_was_measured_last_is_shown() -> None:
             type(self).hardware = {"costs": {"target": {"1": 0.05}, "draft": {"1": 0.01}, "threads": 1}}
             return self.hardware
 
-    known = hardware.Hardware(Measured())
-    assert known.look({})["curves"]["target"] == [(1, 0.1)]
+    known = hardware.Hardware(Measured(), hardware.Machine())
+    assert known.look({})["hardware"]["costs"]["target"] == {"1": 0.1}
     known.measure({})
     until(lambda: not known.look({})["measuring"])
-    assert hardware.Hardware(Measured()).look({})["curves"]["target"] == [(1, 0.05)]
+    assert hardware.Hardware(Measured(), hardware.Machine()).look({})["hardware"]["costs"]["target"] == {"1": 0.05}
 
 
 @pytest.mark.parametrize(
@@ -786,7 +785,7 @@ def test_the_load_shown_is_that_of_the_card_in_use(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    read = load._first_gpu()
+    read = hardware._first_gpu()
     shares = {0: 0.1, 2: 0.3, "GPU-abc": 0.7}
     assert (read() if read else None) == ({"gpu": shares[card]} if card is not None else None)
 

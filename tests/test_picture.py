@@ -9,6 +9,7 @@ from html import escape
 
 import pytest
 from simulated import PROSE, Simulation, Step
+from test_race import recording
 
 from duochat.app import assets, learn, race
 from duochat.app.frames import frame
@@ -23,6 +24,8 @@ ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <meta name="decoders" content="{}"><style>{}</style><body class="dp-auto dp-file"><div id="place"></div>
 <script>var gaps = 0;</script><script>{}</script>"""
+NAMES = escape(json.dumps(assets.NAMES))
+STYLE, SCRIPTS = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
 DRAW = "frames => { for (const f of frames) duochat.drawPicture(place, f, () => { window.gaps += 1; }); }"
 LOOKS = """kind => { const style = getComputedStyle(document.querySelector('.dp-text .dp-' + kind));
   return [style.backgroundColor, style.textDecorationLine, style.textDecorationStyle, style.fontWeight]; }"""
@@ -63,7 +66,7 @@ def open_page(chromium, tmp_path):
         page.on("pageerror", lambda fault: faults.append(str(fault)))
         page.on("request", lambda r: r.url.startswith(("file:", "blob:")) or faults.append(f"asked for {r.url}"))
         file = tmp_path / "page.html"
-        file.write_text(html or PAGE.format(escape(json.dumps(assets.NAMES)), *assets.picture()), "utf-8")
+        file.write_text(html or PAGE.format(NAMES, STYLE, SCRIPTS), "utf-8")
         page.goto(file.as_uri())
         return page
 
@@ -488,8 +491,6 @@ CLOCK = "[Number(document.querySelector('.dpr-controls input').value), performan
 
 
 def race_record(text=PROSE):
-    from test_race import recording
-
     return race.record_of(recording(text=text), recording("autoregressive", text))
 
 
@@ -500,7 +501,8 @@ def test_a_saved_race_replays_without_a_server_and_without_a_network(open_page):
     assert "identical" in page.inner_text(".dpr-same")
     texts = page.evaluate("[...document.querySelectorAll('.dp-text')].map(n => n.textContent)")
     assert texts == [PROSE, PROSE]
-    assert f"{record['verdict']['factor']:.2f}×" in page.inner_text(".dpr-verdict")
+    fast, slow = (run["rate"] for run in record["runs"])
+    assert f"{fast / slow:.2f}×" in page.inner_text(".dpr-verdict")
 
 
 def test_at_a_time_of_the_clock_each_side_shows_what_it_had_then(open_page):
@@ -601,6 +603,30 @@ def test_a_race_beside_other_work_and_a_late_first_token_are_told(race_page):
     assert f"DuoTree {rates[0]}, Plain {rates[1]}" in told
 
 
+def test_the_verdict_comes_from_measured_times_only(open_page):
+    fast, slow = recording(), recording("autoregressive")
+    page, made = open_page(), race.record_of(fast, slow)
+    expected = slow.answer.stats.last_token_at / fast.answer.stats.last_token_at
+    told = page.evaluate("duochat.judged", made["runs"])
+    assert (told["identical"], told["winner"]) == (True, "duotree")
+    assert told["speedup"] == told["factor"] == pytest.approx(expected)
+    assert page.evaluate("duochat.judged", made["runs"][::-1])["speedup"] == pytest.approx(1 / expected)
+
+
+def test_the_first_difference_is_named_with_both_texts(open_page):
+    other = recording("autoregressive", PROSE.replace("discriminant", "determinant"))
+    told = open_page().evaluate("duochat.judged", race.record_of(recording(), other)["runs"])
+    assert "discrim" in told["difference"]["left"]
+    assert "determ" in told["difference"]["right"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_shorter_output_differs_where_it_ends(open_page, order):
+    short = recording(text=PROSE[:40])
+    told = open_page().evaluate("duochat.judged", race.record_of(short, recording())["runs"][::order])
+    assert (told["identical"], told["difference"]["token"]) == (False, len(short.answer.token_ids))
+
+
 # -- learn -----------------------------------------------------------------------------------------------------------
 
 
@@ -608,7 +634,7 @@ def test_a_race_beside_other_work_and_a_late_first_token_are_told(race_page):
 def lesson_page(open_page):
     lessons = learn.Lessons(None)
     page = open_page()
-    names = ("recorded", "lesson", "compared", "own", "progress", "predict")
+    names = ("recorded", "lesson", "compared", "own", "progress")
     for name in names:
         page.expose_function(f"server_{name}", getattr(lessons, name))
     server = ", ".join(f"{name}: window.server_{name}" for name in names)

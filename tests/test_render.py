@@ -26,8 +26,7 @@ def a_round(**fields):
 def text_of(frames):
     """What picture.js writes: the texts of the tokens and the tails."""
     rounds = [r for f in frames for r in f["rounds"]]
-    tails = "".join(f.get("tail", "") for f in frames)
-    return "".join(t[0] for r in rounds for t in r["tokens"]) + "".join(r.get("tail", "") for r in rounds) + tails
+    return "".join(t[0] for r in rounds for t in r["tokens"]) + "".join(r.get("tail", "") for r in rounds)
 
 
 def drawn(*steps, **options):
@@ -231,7 +230,7 @@ def test_the_tokens_of_an_answer_carry_origin_and_probability():
 
 
 def test_the_pictures_assets_hold_all_scripts_and_no_foreign_address():
-    css, script = assets.picture()
+    css, script = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
     assert "playRace" in script
     assert "http" not in script.replace("http://www.w3.org/2000/svg", "")
     assert "http" not in css

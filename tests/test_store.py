@@ -375,31 +375,30 @@ class TestExchange:
         """Also when a message looks like the headings around it."""
         parcels = [
             Parcel(
-                title,
-                tuple(Entry(i, i - 1 if i else None, "user", c) for i, c in enumerate(contents)),
-                len(contents) - 1,
+                title=title,
+                messages=[Entry(id=i, parent=i - 1 if i else None, role="user", content=c) for i, c in enumerate(cs)],
+                leaf=len(cs) - 1,
             )
-            for title, contents in talks
+            for title, cs in talks
         ]
         back = exchange.parse(exchange.markdown(parcels))
-        assert [(p.title, [e.content for e in p.entries]) for p in back] == talks
+        assert [(p.title, [m.content for m in p.messages]) for p in back] == talks
 
     def test_markdown_from_elsewhere(self):
         (parcel,) = exchange.parse("\ufeff\r\n## You\r\nHi\r\n## Assistant\r\n\r\nHello\r\n")
-        assert [(e.role, e.content) for e in parcel.entries] == [("user", "Hi"), ("assistant", "Hello")]
+        assert [(m.role, m.content) for m in parcel.messages] == [("user", "Hi"), ("assistant", "Hello")]
 
     def good(self):
         """A file of before, whose trace is a list of steps."""
-        body = json.loads(
-            exchange.dump([Parcel("T", (Entry(1, None, "user", "Hi"), Entry(2, 1, "assistant", "x")), 2)])
-        )
+        said = [Entry(id=1, role="user", content="Hi"), Entry(id=2, parent=1, role="assistant", content="x")]
+        body = json.loads(exchange.dump([Parcel(title="T", messages=said, leaf=2)]))
         body["version"] = 1
         body["conversations"][0]["messages"][1]["trace"] = [json.loads(step.to_json()) for step in STEPS]
         return body, body["conversations"][0], body["conversations"][0]["messages"]
 
     def test_the_good_file_is_read(self):
         (parcel,) = exchange.parse(json.dumps(self.good()[0]))
-        assert packing.unpack(parcel.entries[1].trace) == STEPS
+        assert packing.unpack(parcel.messages[1].trace) == STEPS
 
     @pytest.mark.parametrize(
         "spoil",

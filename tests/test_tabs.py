@@ -19,7 +19,7 @@ COSTS = {"target": {"1": 0.05, "8": 0.0535}, "draft": {"1": 0.01, "2": 0.013}, "
 class Engine(SimulatedEngine):
     """Knows its costs as soon as they are measured."""
 
-    hardware: ClassVar = {"target_device": "simulated", "costs": {}}
+    hardware: ClassVar = {"target_device": "simulated", "target_weight_bytes": 651306240, "costs": {}}
 
     def calibrate(self):
         self.hardware = {**self.hardware, "costs": COSTS}
@@ -34,12 +34,12 @@ def address():
     engine = Engine(PROSE[:400])
     with gr.Blocks(analytics_enabled=False) as blocks, gr.Tabs():
         with gr.Tab("Race"):
-            race.build(page.part, engine)
+            page.part("race", serve=page.served(race.Races(engine)))
         with gr.Tab("Learn"):
-            learn.build(page.part, engine)
+            page.part("learn", serve=page.served(learn.Lessons(engine)))
         with gr.Tab("Hardware"):
-            hardware.build(page.part, engine)
-    css, script = assets.picture()
+            page.part("hardware", serve=page.served(hardware.Hardware(engine, hardware.Machine())))
+    css, script = assets.joined(("picture.css",)), assets.joined(assets.PICTURE)
     head = f"<style>{css}</style><script>{script}</script>"
     _, url, _ = blocks.launch(prevent_thread_lock=True, quiet=True, share=False, head=head, ssr_mode=False)
     yield url
@@ -124,6 +124,9 @@ def test_measuring_again_fills_plot_and_table(page):
     page.click("#hardware-table summary")
     page.wait_for_selector("#hardware-table td")
     assert page.locator("#hardware-table tbody tr").count() == 6
+    told = page.inner_text("#hardware-table dl")
+    assert "The target runs on\nsimulated" in told
+    assert "0.61 GiB; cache and working space come on top" in told
     page.click("button[role=tab]:has-text('Race')")
     page.click("button[role=tab]:has-text('Hardware')")
     page.reload()

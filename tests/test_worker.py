@@ -13,7 +13,7 @@ import pytest
 from fake_chat import FakeSettings, prepare_fake
 
 from duochat import DuoChatError
-from duochat.chat import faults
+from duochat.chat import child
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 from duochat.config import load
@@ -426,8 +426,8 @@ def test_every_death_has_its_sentence(start, death, words, when):
      (ValueError("odd\nand more"), "ValueError: odd)")],
 )  # fmt: skip
 def test_every_exception_has_its_sentence(fault, words):
-    assert words in faults.sentence(fault)
-    assert "\n" not in faults.sentence(fault)
+    assert words in child.sentence(fault)
+    assert "\n" not in child.sentence(fault)
 
 
 def test_close_ends_the_child_and_answers_stay_sentences(start):

@@ -28,7 +28,6 @@
       Object.assign(this.state, frame.state || {});
       if (frame.gauges) this.gauges = frame.gauges;
       for (const round of frame.rounds || []) this.add(round);
-      if (frame.tail) this.tail(frame.tail);
       return true;
     }
 

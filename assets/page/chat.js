@@ -1,4 +1,4 @@
-/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that live.py sends. */
+/* The chat: thread, line of state and composer. duochat.chat(element, tools) draws the values that view.py sends. */
 (() => {
   "use strict";
   const { make, icon, button, toast, say, copy, save, remember, recall, actions, welcome, article, fill, ended } =
@@ -389,16 +389,16 @@
 
     async undo(message) {
       if (this.busy) return toast("An answer is being written: stop it first.");
-      this.accept(await this.server.change({ do: "undo", conversation: this.conversation, message: message.id }));
+      this.accept(await this.server.undo({ conversation: this.conversation, message: message.id }));
     }
 
     async delete(message) {
-      this.accept(await this.server.change({ do: "remove", conversation: this.conversation, message: message.id }));
+      this.accept(await this.server.remove({ conversation: this.conversation, message: message.id }));
     }
 
     /** One answer as a page of its own: question, tinted text, lanes. */
     async share(message) {
-      const answer = await this.server.change({ do: "share", conversation: this.conversation, message: message.id });
+      const answer = await this.server.share({ conversation: this.conversation, message: message.id });
       if (answer?.refused) toast(answer.refused);
       else save(answer.name, answer.html, "text/html");
     }

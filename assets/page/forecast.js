@@ -1,7 +1,7 @@
 /* The forecast: sliders for costs and acceptance, predicted speedups of each schedule, and their curves over γ. */
 (() => {
   "use strict";
-  const { make, press, table, fixed, percent, isNumber, plural } = window.duochat;
+  const { make, press, table, fixed, percent, isNumber, plural, whatIf } = window.duochat;
   const SCHEDULES = [
     ["plain", "Plain decoding"],
     ["sequential", "In turns"],
@@ -30,15 +30,15 @@
   const EXAMPLE = { alpha: 0.7, k: 1, hits: 0.8 }; // where nothing was drafted
 
   /** The sliders where this answer lies: its own acceptance, hits, costs and waits. */
-  function ofAnswer({ costs, predicted }) {
+  function ofAnswer({ costs }, predicted) {
     const gamma = Math.max(1, Math.round(costs.budget));
     return predicted ? predicted.case : { ...EXAMPLE, c: costs.c, gamma, widen: costs.widen };
   }
 
   class Forecast {
-    constructor(stage, server, lesson) {
-      Object.assign(this, { server, lesson });
-      const answer = ofAnswer(lesson);
+    constructor(stage, lesson, predicted) {
+      Object.assign(this, { lesson, predicted });
+      const answer = ofAnswer(lesson, predicted);
       this.values = { ...answer };
       this.outputs = {};
       this.inputs = {};
@@ -66,7 +66,7 @@
         ),
         this.formulas(lesson.formulas),
       );
-      this.ask();
+      this.draw();
     }
 
     slider(name, label, min, max, step, from, to, say) {
@@ -80,7 +80,7 @@
           delete this.values.rest; // measured where the sliders stood
           delete this.values.waited;
           this.label(name);
-          this.ask();
+          this.draw();
         },
       });
       input.value = to(this.values[name]);
@@ -100,27 +100,12 @@
         input.value = to(this.values[name]);
         this.label(name);
       }
-      this.ask();
+      this.draw();
     }
 
-    /** Ask the server, one question at a time; the latest sliders win. */
-    async ask() {
-      if (this.asking) {
-        this.again = true;
-        return;
-      }
-      this.asking = true;
-      const answer = await this.server.predict({ ...this.values, own: this.lesson.predicted?.schedule });
-      this.asking = false;
-      if (!answer.refused) this.draw(answer);
-      if (this.again) {
-        this.again = false;
-        this.ask();
-      }
-    }
-
-    draw(answer) {
+    draw() {
       const { measured, costs } = this.lesson;
+      const answer = whatIf(this.values, this.predicted?.schedule);
       const top = Math.max(2, ...Object.values(answer.now), measured.speedup || 0) * 1.05;
       const bar = ([name, title]) => {
         const rate = answer.now[name];
@@ -144,8 +129,9 @@
 
     /** Predicted against measured, as long as the sliders stand where this answer lies. */
     told(answer) {
-      const { predicted, measured } = this.lesson;
-      const own = Object.entries(ofAnswer(this.lesson)).every(([name, value]) => this.values[name] === value);
+      const { measured } = this.lesson;
+      const { predicted } = this;
+      const own = Object.entries(ofAnswer(this.lesson, predicted)).every(([name, value]) => this.values[name] === value);
       if (!own) return "";
       if (!predicted) return "Nothing was drafted in this answer: α, γ and h are examples.";
       const rates = `Predicted for this answer, from its own acceptance, hits and waits: ${fixed(answer.now[predicted.schedule], 2)}×, measured: ${fixed(measured.speedup, 2)}×.`;
@@ -213,7 +199,7 @@
   }
 
   /** Predicted speedups of both ideas: on the machine of the answer, and where the target is large beside the draft. */
-  async function whatTheyBuy(server, { costs, measured }) {
+  function whatTheyBuy({ costs, measured }) {
     const alpha = measured.alpha ?? 0.7;
     const cases = [
       [
@@ -230,15 +216,9 @@
         "prefetch",
       ]),
     ];
-    const cell = async (base, change, schedule) => {
-      const { best } = await server.predict({ ...base, ...change });
-      return `${fixed(best[schedule][1], 2)}×`;
-    };
-    const row = async ([name, change, schedule]) => [
-      name,
-      ...(await Promise.all(cases.map(([, base]) => cell(base, change, schedule)))),
-    ];
-    return table(["", ...cases.map(([name]) => name)], await Promise.all(rows.map(row)), ".dpl-buys");
+    const cell = (base, change, schedule) => `${fixed(whatIf({ ...base, ...change }).best[schedule][1], 2)}×`;
+    const row = ([name, change, schedule]) => [name, ...cases.map(([, base]) => cell(base, change, schedule))];
+    return table(["", ...cases.map(([name]) => name)], rows.map(row), ".dpl-buys");
   }
 
   Object.assign(window.duochat, { Forecast, whatTheyBuy });

@@ -11,6 +11,32 @@
   const FIRST_LOOK =
     "The first look is a short measurement of its own, made only to choose the number of threads. Then the draft is measured with these: its batch of one sequence is the figure above.";
 
+  const WEIGHTS = "The target’s weights alone"; // a pair's need in “Models” has the cache and working space on top
+  const FACTS = {
+    target_device: "The target runs on",
+    target_dtype: "Its numbers are",
+    target_weight_bytes: WEIGHTS,
+    draft_backend: "The draft is computed by",
+    draft_threads: "Threads of the draft",
+    cores: "Processor cores",
+    draft_fault: "The draft does not work",
+  };
+
+  /** What is known of the devices, in words; what people cannot read is left to `chat --json`. */
+  function facts(hardware) {
+    const known = Object.entries(FACTS).filter(([key]) => ![undefined, null, "", "none"].includes(hardware[key]));
+    const told = Object.fromEntries(known.map(([key, name]) => [name, `${hardware[key]}`]));
+    if (told[WEIGHTS]) told[WEIGHTS] = `${fixed(told[WEIGHTS] / 2 ** 30, 2)} GiB; cache and working space come on top`;
+    for (const name in told) if (told[name] === "native") told[name] = "DuoChat’s own code in C";
+    return told;
+  }
+
+  /** The measured curves as [size, seconds], sizes ascending; [] where nothing was measured. */
+  const curves = (costs) =>
+    Object.fromEntries(
+      CURVES.map(([name]) => [name, Object.entries(costs[name] || {}).map(([n, s]) => [Number(n), s])]),
+    );
+
   class Hardware {
     constructor(element, { server }) {
       Object.assign(this, { element, server });
@@ -56,8 +82,11 @@
       this.show(known.refused ? { ...this.known, fault: known.refused } : known);
     }
 
-    show(known) {
-      const { load, shared, measuring } = (this.known = known);
+    show(told) {
+      const { load, measuring, hardware, fault } = (this.known = told);
+      const { shares_cores: shared } = hardware;
+      const costs = hardware.costs || {};
+      const known = { curves: curves(costs), threads: costs.threads, facts: facts(hardware), fault };
       this.button.disabled = measuring;
       this.button.textContent = measuring ? "Measuring …" : "Measure again";
       const card = isNumber(load.gpu) ? `${percent(load.gpu)} busy` : "its load is not reported here";
@@ -68,7 +97,7 @@
         .filter(Boolean)
         .join(". ");
       this.chat.textContent = known.curves.draft.length ? beside(window.duochat.picture_?.picture.answer.budget) : "";
-      const key = JSON.stringify([known.curves, known.threads, known.facts, known.fault]);
+      const key = JSON.stringify(known);
       if (this.key === key) return;
       this.key = key;
       this.cards.replaceChildren(summary(known));

@@ -15,6 +15,9 @@
     comparison,
     Forecast,
     whatTheyBuy,
+    predicted,
+    explain,
+    ownQuestions,
     thetaTrial,
     quiz,
     presentation,
@@ -32,6 +35,10 @@
     make("p", {}, ...text.split("**").map((piece, i) => (i % 2 ? make("b", { text: piece }) : piece)));
 
   const [CHAT, OWN] = ["chat", ""]; // names of what is no recording that comes along: see learn.py
+
+  const FASTER = [1, 2, 4, 8]; // GPUs to compare the budget with
+  /** In the four digits that are shown: what is computed from them is what a reader computes. */
+  const digits = (seconds) => Number(seconds.toPrecision(4));
 
   class Learn {
     constructor(element, { server }) {
@@ -141,9 +148,10 @@
       this.source.textContent = `Shown on: ${this.choice.selectedOptions[0].textContent}`;
       this.answer = new Answer();
       this.answer.apply(lesson.frame);
+      this.rounds = explain(this.answer, lesson.noise);
       this.round = Math.max(
         0,
-        lesson.rounds.findIndex((r) => r.tested > 3),
+        this.rounds.findIndex((r) => r.tested > 3),
       );
       this.predictions = new Map();
       this.given = new Map();
@@ -218,10 +226,10 @@
     }
 
     showRound(index) {
-      const last = this.lesson.rounds.length - 1;
+      const last = this.rounds.length - 1;
       this.round = Math.min(Math.max(index, 0), last);
       const tested = (from, by) => {
-        for (let i = from; i >= 0 && i <= last; i += by) if (this.lesson.rounds[i].tested) return i;
+        for (let i = from; i >= 0 && i <= last; i += by) if (this.rounds[i].tested) return i;
         return this.round;
       };
       this.stepper.replaceChildren(
@@ -243,7 +251,7 @@
 
     drawRound() {
       const round = this.answer.rounds[this.round];
-      const told = this.lesson.rounds[this.round];
+      const told = this.rounds[this.round];
       const guess = this.predictions.get(this.round) || { picked: new Set(), revealed: !told.tested };
       this.predictions.set(this.round, guess);
       const before = this.answer.tokens
@@ -335,10 +343,10 @@
     }
 
     show_exact() {
-      const index = this.lesson.rounds.findIndex(
+      const index = this.rounds.findIndex(
         (r, i) => i >= 1 && r.places.length > 2 && r.places.some((p) => p.kind === "correction"),
       );
-      const round = this.lesson.rounds[Math.max(0, index)];
+      const round = this.rounds[Math.max(0, index)];
       const noisy = round.places.some((p) => p.bars.some((b) => isNumber(b.noise)));
       const had = (place) =>
         place.bars
@@ -383,7 +391,9 @@
     }
 
     show_budget() {
-      const { costs, arithmetic } = this.lesson;
+      const { costs } = this.lesson;
+      const forwards = FASTER.map((factor) => ({ factor, draft: costs.draft, target: digits(costs.target / factor) }));
+      const arithmetic = forwards.map((row) => ({ ...row, budget: row.target / row.draft }));
       const figure = make("div.dpl-budget");
       const show = (row) => {
         figure.replaceChildren(budgetFigure(row, costs.target));
@@ -409,7 +419,7 @@
     }
 
     show_pays() {
-      new Forecast(this.stage, this.server, this.lesson);
+      new Forecast(this.stage, this.lesson, predicted(this.answer, this.lesson));
     }
 
     async show_hurts() {
@@ -419,7 +429,7 @@
       place.append(comparison(answers, (name) => this.load(name, "rounds")));
     }
 
-    async show_branches() {
+    show_branches() {
       const { rounds } = this.answer;
       const ahead = (r) => r.accepted.some((id) => !r.pending.some(([p]) => p === id));
       const first = [(r) => ahead(r) && r.pending.length > 1, ahead]
@@ -437,7 +447,7 @@
           { tabindex: "0", role: "group", "aria-label": "Draft tree" },
           drawTree(layoutTree(this.answer, index), rounds[index], null),
         ),
-        make("p", { text: this.lesson.rounds[index].places.map((p) => p.why).pop() || "" }),
+        make("p", { text: this.rounds[index].places.map((p) => p.why).pop() || "" }),
       );
       const theta = thetaTrial(this.answer);
       if (theta) this.stage.append(make("h4", {}, "θ, tried by hand"), theta);
@@ -446,13 +456,13 @@
         make(
           "div.dpl-wide",
           { tabindex: "0", role: "group", "aria-label": "Table" },
-          await whatTheyBuy(this.server, this.lesson),
+          whatTheyBuy(this.lesson),
         ),
       );
     }
 
     show_exercises() {
-      const { questions } = this.lesson;
+      const questions = [...ownQuestions(this.answer, this.lesson.costs), ...this.lesson.questions];
       this.stage.append(
         press("On the whole screen, one at a time", () => presentation(questions)),
         quiz(questions, this.given, (words) => this.say(words)),

@@ -7,6 +7,7 @@
   const SPEEDS = [0.1, 0.25, 0.5, 1, 2];
   const SHORTEST = 4; // seconds of a replay that an eye can follow: shorter runs are shown slowed
   const BUSY = 0.3; // share of the processor; less than that is what a browser takes that shows a page
+  const TOLD = 8; // tokens of each side from their first difference on
   const PART = 0.05; // of the runs' time; what is less than that does not change who is faster
 
   /** One side: figures above, ribbon and lanes below, all as they were at a time of the clock. */
@@ -269,7 +270,30 @@
     });
   }
 
-  const playRace = (element, record, autoplay = true) => new Player(element, record, autoplay);
+  /** Who was faster, and the first token in which the outputs differ: its number from 0, and each side's text from
+   * there on. */
+  function judged(runs) {
+    const [left, right] = runs;
+    const parts = left.token_ids.findIndex((id, i) => id !== right.token_ids[i]);
+    const token = parts < 0 ? left.token_ids.length : parts;
+    const identical = parts < 0 && token === right.token_ids.length;
+    const texts = runs.map(({ frame }) => frame.rounds.flatMap(({ tokens }) => tokens.map(([text]) => text)));
+    const [ours, theirs] = texts.map((text) => text.slice(token, token + TOLD).join(""));
+    const [slow, fast] = [left.rate, right.rate].sort((a, b) => a - b);
+    return {
+      speedup: right.rate ? left.rate / right.rate : null,
+      winner: (left.rate >= right.rate ? left : right).decoder,
+      factor: slow ? fast / slow : null,
+      identical,
+      difference: identical ? null : { token, left: ours, right: theirs },
+    };
+  }
 
-  Object.assign(window.duochat, { playRace });
+  /** The record gets its verdict here, if it has none. */
+  function playRace(element, record, autoplay = true) {
+    record.verdict ||= judged(record.runs);
+    return new Player(element, record, autoplay);
+  }
+
+  Object.assign(window.duochat, { playRace, judged });
 })();

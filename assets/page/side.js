@@ -228,9 +228,9 @@
       );
     }
 
-    async ask(action) {
+    async ask(name, action) {
       try {
-        const answer = await this.server.change(action);
+        const answer = await this.server[name](action);
         if (answer?.refused) throw new Error(answer.refused);
         return answer || {};
       } catch (fault) {
@@ -248,7 +248,7 @@
         over = true;
         box.replaceWith(link);
         if (!keep || !box.value.trim() || box.value === c.title) return;
-        await this.ask({ do: "rename", conversation: c.id, title: box.value.trim() });
+        await this.ask("rename", { conversation: c.id, title: box.value.trim() });
         this.changed();
       };
       box.addEventListener("keydown", (e) => {
@@ -263,7 +263,7 @@
     }
 
     async move(c, folder) {
-      await this.ask({ do: "move", conversation: c.id, folder });
+      await this.ask("move", { conversation: c.id, folder });
       this.changed();
     }
 
@@ -287,20 +287,20 @@
 
     async delete(c) {
       const next = this.beside(c.id, 1) || this.beside(c.id, -1);
-      if (!(await this.ask({ do: "delete", conversation: c.id }))) return;
+      if (!(await this.ask("delete", { conversation: c.id }))) return;
       if (this.open === c.id) actions.newChat();
       await this.changed("");
       if (next) this.focus(next);
       else this.search.focus();
       toast(`Deleted “${c.title}”`, [
         "Undo",
-        async () => (await this.ask({ do: "restore", conversation: c.id }), this.changed()),
+        async () => (await this.ask("restore", { conversation: c.id }), this.changed()),
       ]);
     }
 
     /** One conversation in a form, or all as JSON. */
     async export(c, form = "json") {
-      const answer = await this.ask({ do: "export", conversation: c?.id, form });
+      const answer = await this.ask("export", { conversation: c?.id, form });
       if (answer) save(answer.name, answer.text, form === "json" ? "application/json" : "text/markdown");
     }
 
@@ -309,7 +309,7 @@
       this.file.value = "";
       if (!file) return;
       if (file.size > LARGEST_IMPORT) return toast("That file is larger than 100 MB: choose one that DuoChat saved.");
-      const answer = await this.ask({ do: "import", text: await file.text(), name: file.name });
+      const answer = await this.ask("import_", { text: await file.text(), name: file.name });
       if (!answer) return;
       await this.changed();
       window.duochat.chat_.open(answer.conversation);

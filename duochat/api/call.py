@@ -21,9 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from duochat.api.asked import Asked, Refused
 from duochat.api.form import Choice, figures, usage
-from duochat.chat.answer import Engine, Step
+from duochat.chat.answer import Step
 from duochat.chat.chat import Options
 from duochat.chat.text import Messages
+from duochat.chat.worker import Worker
 
 # One for each reply under way: to start a thread costs more than all else that a short request needs.
 THREADS = ThreadPoolExecutor(1000, "reply")
@@ -36,7 +37,7 @@ class Call:
     """
 
     def __init__(
-        self, engine: Engine, asked: Asked, options: Options, model: str, longest_queue: int,
+        self, engine: Worker, asked: Asked, options: Options, model: str, longest_queue: int,
         keep: Callable[[Call], None],
     ) -> None:  # fmt: skip
         self._engine, self._asked, self._longest_queue, self._keep = engine, asked, longest_queue, keep
@@ -134,7 +135,7 @@ class Call:
 
 
 async def _drained(
-    engine: Engine, prompt: Messages | str, options: Options, cancelled: Callable[[], bool]
+    engine: Worker, prompt: Messages | str, options: Options, cancelled: Callable[[], bool]
 ) -> AsyncIterator[Step]:
     """The steps of a reply, which a thread takes from the engine as they come."""
     loop, steps = asyncio.get_running_loop(), asyncio.Queue()

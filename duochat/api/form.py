@@ -9,6 +9,7 @@ from typing import Any
 
 from duochat.api.asked import Asked
 from duochat.chat.answer import Answer, Step, Token
+from duochat.chat.text import undecided
 from duochat.engine.rounds import Round
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -25,8 +26,7 @@ def thoughts_and_content(text: str, last: bool = True) -> tuple[str, str]:
         return "", "" if not last and OPENING.startswith(start) else text
     thoughts, closed, content = start[len(OPENING) :].lstrip().partition(CLOSING)
     if not closed and not last:
-        begun = next((n for n in range(len(CLOSING) - 1, 0, -1) if thoughts.endswith(CLOSING[:n])), 0)
-        thoughts = thoughts[: len(thoughts) - begun]
+        thoughts = thoughts[: len(thoughts) - undecided(thoughts, [CLOSING])]
     return thoughts, content.lstrip()
 
 

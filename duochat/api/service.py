@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from duochat.api.asked import Refused, read
 from duochat.api.call import Call
 from duochat.api.guard import Access
-from duochat.chat.answer import Engine
+from duochat.chat.worker import Worker
 
 LARGEST_BODY = 4 << 20  # bytes: the longest context that a setting allows, at four bytes a token
 LONGEST_QUEUE = 32  # requests that may wait, the page's among them; each holds a thread
@@ -25,7 +25,7 @@ KEPT = 16  # last answers whose rounds can be asked for
 ALIAS = "duochat"  # the loaded pair, whichever it is
 
 
-def make_app(engine: Engine, access: Access, longest_queue: int = LONGEST_QUEUE) -> ASGIApp:
+def make_app(engine: Worker, access: Access, longest_queue: int = LONGEST_QUEUE) -> ASGIApp:
     """The API."""
     service = Service(engine, longest_queue)
     handlers: Any = dict.fromkeys((Refused, HTTPException, Exception), _response)
@@ -62,7 +62,7 @@ def _response(request: Request, fault: Exception) -> Response:
 class Service:
     """longest_queue: how many requests may be before one."""
 
-    def __init__(self, engine: Engine, longest_queue: int) -> None:
+    def __init__(self, engine: Worker, longest_queue: int) -> None:
         self.engine, self.longest_queue = engine, longest_queue
         self.calls: deque[Call] = deque(maxlen=KEPT)
 
@@ -80,8 +80,7 @@ class Service:
 
     def name(self) -> str:
         """Of the loaded pair: its target's."""
-        target = self.engine.status()["settings"].target
-        return target.partition("#")[0].rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+        return short_name(self.engine.status()["settings"].target)
 
     def _known(self, model: str) -> str:
         if model not in (ALIAS, self.name(), self.engine.status()["settings"].target):
@@ -117,3 +116,8 @@ async def _body(request: Request) -> bytes:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "duochat"}
+
+
+def short_name(reference: str) -> str:
+    """The part of a reference that names the model: "hf:Qwen/Qwen3-8B" -> "Qwen3-8B"."""
+    return reference.partition("#")[0].rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")

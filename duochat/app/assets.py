@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from duochat.config import DECODERS
 
@@ -17,7 +20,8 @@ STYLES = ("page.css", "chat.css", "picture.css")
 PICTURE = (  # in this order: a script uses those before it
     "dom.js", "links.js", "memory.js", "format.js", "answer.js", "explain.js", "tip.js", "legend.js", "ribbon.js",
     "table.js", "overview.js", "lanes.js", "tree.js", "figures.js", "picture.js", "player.js", "race.js", "lesson.js",
-    "forecast.js", "quiz.js", "theta.js", "learn.js", "hardware.js", "origins.js", "saved.js",
+    "prediction.js", "places.js", "forecast.js", "quiz.js", "theta.js", "learn.js", "hardware.js", "origins.js",
+    "saved.js",
 )  # fmt: skip
 CHAT = (
     "gradio.js", "theme.js", "keys.js", "prompts.js", "composer.js", "state.js", "prose.js", "welcome.js", "message.js",
@@ -31,6 +35,12 @@ HEAD = """
 <link rel="manifest" href="manifest.json"><link rel="icon" href="page/icon.svg" type="image/svg+xml">
 {styles}{formulas}{scripts}
 """
+
+
+@lru_cache
+def words(name: str) -> Any:
+    """Texts of a tab, from a YAML file of the page."""
+    return yaml.safe_load((PAGE / f"{name}.yaml").read_text("utf-8"))
 
 
 def head(libraries: Path) -> str:
@@ -52,11 +62,6 @@ def _tags(pattern: str, names: tuple[str, ...]) -> str:
     return "".join(pattern.format(f"page/{name}?{(PAGE / name).stat().st_mtime_ns}") for name in names)
 
 
-def picture() -> tuple[str, str]:
-    """The style sheet and the scripts of the picture and its tabs: (css, js)."""
-    return (PAGE / "picture.css").read_text("utf-8"), _joined(PICTURE)
-
-
 def saved(show: str, title: str, record: Mapping[str, Any]) -> str:
     """A record as one file that needs nothing else: styles, scripts and the record are inside.
 
@@ -65,13 +70,14 @@ def saved(show: str, title: str, record: Mapping[str, Any]) -> str:
     data = json.dumps(record, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     page = (PAGE / "saved.html").read_text("utf-8")
     parts = {
-        "title": escape(title), "decoders": escape(json.dumps(NAMES), quote=True), "style": _joined(STYLES),
-        "script": _joined(PICTURE), "show": show, "record": data,
+        "title": escape(title), "decoders": escape(json.dumps(NAMES), quote=True), "style": joined(STYLES),
+        "script": joined(PICTURE), "show": show, "record": data,
     }  # fmt: skip
     for name, content in parts.items():
         page = page.replace(f"/*{name}*/", content, 1)
     return page
 
 
-def _joined(names: tuple[str, ...]) -> str:
+def joined(names: tuple[str, ...]) -> str:
+    """Files of the page as one text."""
     return "\n".join((PAGE / name).read_text("utf-8") for name in names)

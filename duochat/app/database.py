@@ -83,15 +83,9 @@ class Database:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """All or nothing, one writer at a time over all threads and processes."""
-        with self._lock, self._told():
+        with self._lock, self._told(), self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            except BaseException:
-                with suppress(sqlite3.Error):  # a full disk has rolled back already
-                    self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
+            yield
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -136,23 +130,22 @@ class Database:
         return db
 
     def _make_tables(self, db: sqlite3.Connection) -> None:
-        db.execute("BEGIN IMMEDIATE")
-        (schema,) = db.execute("PRAGMA user_version").fetchone()
-        if schema > SCHEMA:
-            db.execute("ROLLBACK")
-            raise DuoChatError(
-                f"The conversations in {self.path.parent} were written by a newer DuoChat: "
-                "update it, or set DUOCHAT_DATA to another folder."
-            )
-        if schema == 0:
-            for statement in TABLES.split(";\n"):
-                db.execute(statement)
-        if schema == 1:
-            db.execute("ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT ''")
-        if schema in (1, 2):
-            db.execute("ALTER TABLE conversations ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
-        db.execute(f"PRAGMA user_version = {SCHEMA}")
-        db.execute("COMMIT")
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            (schema,) = db.execute("PRAGMA user_version").fetchone()
+            if schema > SCHEMA:
+                raise DuoChatError(
+                    f"The conversations in {self.path.parent} were written by a newer DuoChat: "
+                    "update it, or set DUOCHAT_DATA to another folder."
+                )
+            if schema == 0:
+                for statement in TABLES.split(";\n"):
+                    db.execute(statement)
+            if schema == 1:
+                db.execute("ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT ''")
+            if schema in (1, 2):
+                db.execute("ALTER TABLE conversations ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def _move_aside(self) -> Path:
         aside = self.path.with_name(f"{self.path.stem}.damaged-{datetime.now():%Y%m%d-%H%M%S-%f}{self.path.suffix}")

@@ -10,10 +10,9 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from duochat import DuoChatError
 from duochat.app import packing
@@ -32,54 +31,82 @@ MESSAGE = re.compile(rf"^## ({_NAMES})[ \t]*$", re.MULTILINE)
 LOOKALIKE = re.compile(rf"^\\*(?:{_HEADING}|# .*\n*\Z)", re.MULTILINE)  # in a message: gets a backslash
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A message in a file. key: its number there; parent: the key of the message before it, None for a first one."""
+def _trace(raw: Any) -> bytes:
+    """The bytes of a trace that can be read; what older files have, a list of steps, becomes such."""
+    if isinstance(raw, list):
+        return packing.pack(packing.checked(raw))
+    if not isinstance(raw, str | None):
+        raise ValueError("a trace is no text")
+    packed = b64decode(raw or "", validate=True)
+    packing.unpack(packed)
+    return packed
 
-    key: int
-    parent: int | None
-    role: str
+
+def _known(kinds: Mapping[str, Any]) -> BeforeValidator:
+    """A record whose known values are of their kind; null stands for the default."""
+
+    def check(values: Any) -> Any:
+        for name, value in (values or {}).items() if isinstance(values, dict | None) else ():
+            if value is not None and name in kinds and not fits(value, kinds[name]):
+                raise ValueError(f"{name!r} is of a wrong kind")
+        return {} if values is None else values
+
+    return BeforeValidator(check)
+
+
+Words = Annotated[str, BeforeValidator(lambda words: "" if words is None else words)]
+Time = Annotated[float | None, AfterValidator(lambda at: at if at is not None and 0 <= at < 1e11 else None)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class Entry(_Strict):
+    """A message in a file. id: its number there; parent: that of the message before it, None for a first one."""
+
+    id: int
+    parent: int | None = None
+    role: Literal[ROLES]
     content: str
-    meta: dict[str, Any] = field(default_factory=dict)
-    created: float | None = None  # seconds since 1970; None: unknown
-    trace: bytes = b""  # see `packing`
+    created: Time = None
+    meta: Annotated[dict[str, Any], _known(META)] = {}
+    trace: Annotated[bytes, BeforeValidator(_trace)] = b""  # see `packing`; in a file base64
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A conversation in a file: all its branches, parents before children. leaf: key of the last message on view."""
+class Parcel(_Strict):
+    """A conversation in a file: all its branches, parents before children. leaf: the last message on view."""
 
-    title: str
-    entries: tuple[Entry, ...]
-    leaf: int | None
-    settings: dict[str, Any] = field(default_factory=dict)
-    created: float | None = None
-    updated: float | None = None
-    folder: str = ""
+    title: Words = ""
+    created: Time = None
+    updated: Time = None
+    settings: Annotated[dict[str, Any], _known(OPTIONS)] = {}
+    folder: Words = ""
+    leaf: int | None = None
+    messages: list[Entry]
+
+    @model_validator(mode="after")
+    def _joined(self) -> Parcel:
+        seen: set[int] = set()
+        for m in self.messages:
+            if m.id in seen or (m.parent is not None and m.parent not in seen):
+                raise ValueError(f"message {m.id} is there twice or comes before the one it answers")
+            seen.add(m.id)
+        if self.leaf is not None and self.leaf not in seen:
+            raise ValueError(f"its last message {self.leaf} is missing")
+        return self
+
+
+class _File(_Strict):
+    format: Literal[FORMAT]
+    version: Literal[READ]
+    conversations: list[Parcel]
 
 
 def dump(parcels: Iterable[Parcel]) -> str:
     """The JSON file of some conversations."""
-    body = {"format": FORMAT, "version": VERSION, "conversations": [_parcel_dict(p) for p in parcels]}
-    return json.dumps(body, ensure_ascii=False, indent=1)
-
-
-def _parcel_dict(parcel: Parcel) -> dict[str, Any]:
-    return {
-        "title": parcel.title,
-        "created": parcel.created,
-        "updated": parcel.updated,
-        "settings": parcel.settings,
-        "folder": parcel.folder,
-        "leaf": parcel.leaf,
-        "messages": [_entry_dict(e) for e in parcel.entries],
-    }
-
-
-def _entry_dict(entry: Entry) -> dict[str, Any]:
-    body = {"id": entry.key, "parent": entry.parent, "role": entry.role, "content": entry.content}
-    body |= {"created": entry.created, "meta": entry.meta}
-    return body | ({"trace": b64encode(entry.trace).decode()} if entry.trace else {})
+    body = {"format": FORMAT, "version": VERSION, "conversations": [p.model_dump(warnings=False) for p in parcels]}
+    return json.dumps(body, ensure_ascii=False, indent=1, default=lambda trace: b64encode(trace).decode())
 
 
 def markdown(parcels: Iterable[Parcel]) -> str:
@@ -89,7 +116,10 @@ def markdown(parcels: Iterable[Parcel]) -> str:
 
 def _markdown_one(parcel: Parcel) -> str:
     blocks = [f"# {' '.join(parcel.title.split()) or 'Conversation'}\n"]
-    blocks += [f"## {HEADINGS[e.role]}\n\n{LOOKALIKE.sub(_backslash, e.content)}\n" for e in shown(parcel)]
+    blocks += [
+        f"## {HEADINGS[e.role]}\n\n{LOOKALIKE.sub(_backslash, e.content)}\n"
+        for e in shown(parcel.messages, parcel.leaf)
+    ]
     return "\n".join(blocks)
 
 
@@ -97,12 +127,12 @@ def _backslash(match: re.Match[str]) -> str:
     return "\\" + match[0]
 
 
-def shown(parcel: Parcel) -> list[Entry]:
-    """The messages on view, the first one first."""
-    by_key, path, key = {e.key: e for e in parcel.entries}, [], parcel.leaf
-    while key is not None:
-        path.append(by_key[key])
-        key = path[-1].parent
+def shown(messages: Iterable[Any], leaf: int | None) -> list[Any]:
+    """Of messages that have an id and a parent those on view, the first one first."""
+    by_id, path = {m.id: m for m in messages}, []
+    while leaf is not None:
+        path.append(by_id[leaf])
+        leaf = path[-1].parent
     return path[::-1]
 
 
@@ -127,77 +157,10 @@ def require_size(text: str) -> None:
 
 def _parse_json(text: str) -> list[Parcel]:
     try:
-        return [_parcel(conversation) for conversation in _File.model_validate_json(text).conversations]
+        return _File.model_validate_json(text).conversations
     except ValidationError as fault:
         first = fault.errors(include_url=False)[0]
         raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from None
-
-
-def _parcel(c: _Conversation) -> Parcel:
-    entries: dict[int, Entry] = {}
-    for m in c.messages:
-        if m.id in entries or (m.parent is not None and m.parent not in entries):
-            raise ValueError(f"message {m.id} is there twice or comes before the one it answers")
-        entries[m.id] = Entry(m.id, m.parent, m.role, m.content, m.meta, m.created, m.trace)
-    if c.leaf is not None and c.leaf not in entries:
-        raise ValueError(f"its last message {c.leaf} is missing")
-    return Parcel(c.title or "", tuple(entries.values()), c.leaf, c.settings, c.created, c.updated, c.folder or "")
-
-
-def _trace(raw: Any) -> bytes:
-    """The bytes of a trace that can be read; what older files have, a list of steps, becomes such."""
-    if isinstance(raw, list):
-        return packing.pack(map(packing.checked, raw))
-    if not isinstance(raw, str | None):
-        raise ValueError("a trace is no text")
-    packed = b64decode(raw or "", validate=True)
-    packing.unpack(packed)
-    return packed
-
-
-def _known(kinds: Mapping[str, str]) -> BeforeValidator:
-    """A record whose known values are of their kind; null stands for the default."""
-
-    def check(values: Any) -> Any:
-        for name, value in (values or {}).items() if isinstance(values, dict | None) else ():
-            if value is not None and name in kinds and not fits(value, kinds[name]):
-                raise ValueError(f"{name!r} is of a wrong kind")
-        return {} if values is None else values
-
-    return BeforeValidator(check)
-
-
-Time = Annotated[float | None, AfterValidator(lambda at: at if at is not None and 0 <= at < 1e11 else None)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Message(_Strict):
-    id: int
-    parent: int | None = None
-    role: Literal[ROLES]
-    content: str
-    created: Time = None
-    meta: Annotated[dict[str, Any], _known(META)] = {}
-    trace: Annotated[bytes, BeforeValidator(_trace)] = b""
-
-
-class _Conversation(_Strict):
-    title: str | None = ""
-    created: Time = None
-    updated: Time = None
-    settings: Annotated[dict[str, Any], _known(OPTIONS)] = {}
-    folder: str | None = ""
-    leaf: int | None = None
-    messages: list[_Message]
-
-
-class _File(_Strict):
-    format: Literal[FORMAT]
-    version: Literal[READ]
-    conversations: list[_Conversation]
 
 
 def _parse_markdown(text: str) -> list[Parcel]:
@@ -212,11 +175,11 @@ def _parse_markdown(text: str) -> list[Parcel]:
 def _read_markdown(title: str, body: str) -> Parcel:
     roles = {heading: role for role, heading in HEADINGS.items()}
     parts = MESSAGE.split(body)
-    entries = tuple(
-        Entry(i, i - 1 if i else None, roles[heading], _read_content(content))
+    messages = [
+        Entry(id=i, parent=i - 1 if i else None, role=roles[heading], content=_read_content(content))
         for i, (heading, content) in enumerate(zip(parts[1::2], parts[2::2], strict=True))
-    )
-    return Parcel(title.strip(), entries, entries[-1].key)
+    ]
+    return Parcel(title=title.strip(), messages=messages, leaf=messages[-1].id)
 
 
 def _read_content(text: str) -> str:

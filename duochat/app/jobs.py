@@ -1,6 +1,7 @@
 """Work in the background: answers, races, lessons, measuring and loading models are all jobs.
 
-A job has a thread of its own. Pages start it, look at it and may stop it; it goes on when they are closed.
+A job has a thread of its own. Pages start it, look at it and may stop it; it goes on when they are closed. So the
+engine never waits for a page, and any number of tabs can watch an answer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from duochat import DuoChatError
+from duochat.chat.answer import Answer
+from duochat.chat.chat import Options
 
 UNEXPECTED = "Something went wrong on the server ({}). Your text is kept: try again."
 LEAVE = 2.0  # seconds that a job which was told to stop may take to keep what it has
@@ -31,6 +34,22 @@ class Job:
     stop: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
+
+
+@dataclass(eq=False)
+class Run(Job):
+    """One answer. message: the store's id of the message that it becomes. before: text that the answer continues."""
+
+    conversation: str = ""
+    message: int = 0
+    messages: list[dict[str, str]] = field(default_factory=list)
+    options: Options = field(default_factory=Options)
+    before: str = ""
+    answer: Answer = field(default_factory=Answer)
+
+    @property
+    def text(self) -> str:
+        return self.before + self.answer.text
 
 
 class Jobs:
@@ -86,17 +105,13 @@ class Jobs:
         over = {"result": job.result, "error": job.error} if job.done.is_set() else {}
         return {"note": dict(job.note), **over}
 
+    def error(self, key: str) -> str:
+        """Why the last job of this key failed; "" where it did not, or is under way again."""
+        return self._jobs.get(key, Job()).error
+
     def stop(self, key: Any) -> None:
         if job := self._jobs.get(str(key)):
             job.stop.set()
-
-    def wait(self, key: str) -> Any:
-        """The job's result, when there is one. Raises DuoChatError when it failed."""
-        job = self._jobs[key]
-        job.done.wait()
-        if job.error:
-            raise DuoChatError(job.error)
-        return job.result
 
     def close(self) -> None:
         """Stop all, and let them keep what they have."""

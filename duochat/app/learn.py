@@ -1,32 +1,29 @@
-"""Learn: a recorded answer becomes a lesson. Pure functions; `learn.js` shows what `lesson` gives.
-
-The lesson explains every round from its record: what was drafted, what the target chose at each place, and why that
-was an accepted token or a correction. Words are in `assets/page/lesson.yaml`.
+"""Learn: a recorded answer becomes a lesson. Pure functions; `learn.js` shows what `lesson` gives, `places.js` explains
+every round of it, and `prediction.js` says what the formulas expect. Words are in `assets/page/lesson.yaml`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from statistics import median
 from typing import Any
 
 import numpy as np
-import yaml
 
 from duochat import DuoChatError
-from duochat.app.assets import ASSETS, PAGE
+from duochat.app.assets import ASSETS, words
 from duochat.app.frames import frame
 from duochat.app.jobs import Job, Jobs
 from duochat.app.kept import options_of
-from duochat.app.measured import arithmetic, measured_costs, measured_point, predicted, shared
-from duochat.app.prediction import case_from, what_if
 from duochat.app.store import Message, Store
-from duochat.chat.answer import Answer, Engine, Token
+from duochat.chat.answer import Answer
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
-from duochat.engine.rounds import Draft, Round
+from duochat.chat.worker import Worker
+from duochat.engine.rounds import Round
 from duochat.engine.sampling import gumbel
 
 TRACES = ASSETS / "traces"
@@ -39,16 +36,10 @@ RECORDED = {  # file in TRACES -> what it shows; measured answers first, and the
     "story": "A wild story at temperature 1.3 on two processor cores: it does not pay",
     "example": "A formula and its code, simulated: no machine was measured",
 }
+OF_EVERY_LESSON = ("colours", "glossary", "formulas", "questions")  # words that no answer changes
 CHAT = "chat"  # the name of the last answer of a conversation
 OWN_TOKENS = 96  # length of an answer to the user's own prompt
-ORDINALS = ("first", "second", "third")
 STAND_IN = re.compile(r"a small target with the shape of (.*) \(cost-faithful\)")
-
-
-@lru_cache(maxsize=1)
-def words() -> dict[str, Any]:
-    """The lesson's texts, questions and glossary."""
-    return yaml.safe_load((PAGE / "lesson.yaml").read_text("utf-8"))
 
 
 def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
@@ -57,18 +48,31 @@ def lesson(recording: Recording, name: str = "") -> dict[str, Any]:
     return {
         "name": name, "prompt": recording.prompt, "decoder": recording.options.decoder,
         "device": _device(recording.hardware), "options": asdict(recording.options),
-        "frame": frame(recording.answer, recording.options), "rounds": explain_all(recording), "costs": costs,
-        "arithmetic": arithmetic(costs), "measured": measured_point(recording, costs),
-        "predicted": predicted(recording, costs), "questions": questions(recording, costs),
-        "chapters": chapters(recording, costs), **{k: words()[k] for k in ("colours", "glossary", "formulas")},
+        "frame": frame(recording.answer, recording.options), "noise": noise(recording), "costs": costs,
+        "measured": measured_point(recording, costs), "shared": shared(recording.hardware),
+        "chapters": chapters(recording, costs), **{name: words("lesson")[name] for name in OF_EVERY_LESSON},
     }  # fmt: skip
+
+
+def noise(recording: Recording) -> dict[str, Any] | None:
+    """What both lanes add to the logits of tokens: {"drafted": by id, "written": of each}; None at temperature 0."""
+    options, answer = recording.options, recording.answer
+    if options.temperature == 0:
+        return None
+
+    def of(position: int, token: int) -> float:
+        return round(float(gumbel(options.seed, position, np.array([token]))[0]), 2)
+
+    written = [of(r.position + place, token) for r in answer.rounds for place, token in enumerate(r.tokens)]
+    return {"drafted": {d.id: of(d.position, d.token) for d in answer.drafts.values()}, "written": written}
 
 
 def chapters(recording: Recording, costs: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lesson's chapters; what is said of the machine is said of the recording's."""
-    here = words()["shared" if shared(recording.hardware) else "apart"]
-    eight = words()["eight"].format(1 + 7 * costs["widen"]) if costs["curve"] else ""
-    return [{**c, "text": [text.format(eight=eight, **here) for text in c["text"]]} for c in words()["chapters"]]
+    told = words("lesson")
+    here = told["shared" if shared(recording.hardware) else "apart"]
+    eight = told["eight"].format(1 + 7 * costs["widen"]) if costs["curve"] else ""
+    return [{**c, "text": [text.format(eight=eight, **here) for text in c["text"]]} for c in told["chapters"]]
 
 
 def _device(machine: Mapping[str, Any]) -> str:
@@ -96,136 +100,70 @@ def recorded(name: str) -> Recording:
     return Recording.read((TRACES / f"{name}.jsonl").read_text("utf-8").splitlines())
 
 
-# -- rounds ----------------------------------------------------------------------------------------------------------
+# -- measured --------------------------------------------------------------------------------------------------------
 
 
-def explain_all(recording: Recording) -> list[dict[str, Any]]:
-    """One explanation a round, in order."""
-    reader, answer = _Reader(recording), recording.answer
-    return [reader.explain(step.round, answer.tokens_of(step)) for step in answer.steps if step.round is not None]
+def shared(machine: Mapping[str, Any]) -> bool:
+    """Do draft and target compute on one processor?"""
+    return bool(machine.get("shares_cores", str(machine.get("target_device", "")).startswith("CPU")))
 
 
-class _Reader:
-    """Reads the rounds in order."""
+def measured_costs(recording: Recording) -> dict[str, Any]:
+    """{target, draft: seconds of a forward and of a drafted token, c, budget, widen, source, curve: was the cost of
+    wider forwards measured?}.
 
-    def __init__(self, recording: Recording) -> None:
-        self.options, self.texts = recording.options, recording.answer.draft_texts
-        self.drafts = recording.answer.drafts
-        self.probs: dict[int, float] = {}  # the target's probability of the drafted tokens that a forward verified
-        self.root = -1  # draft id of the last token written, -1 if it was not drafted
-
-    def explain(self, r: Round, tokens: Sequence[Token]) -> dict[str, Any]:
-        """What happened at each place of a round: {index, verified, tested, places, summary}."""
-        self.probs.update(zip(r.pending, r.pending_probs, strict=False))
-        places = [self._place(r, place, token) for place, token in enumerate(tokens)]
-        self.root = r.accepted[-1] if r.accepted and r.last == "accepted" else -1
-        counts = {"verified": len(r.pending), "tested": len(r.accepted) + len(r.rejected)}
-        return {"index": r.index, **counts, "places": places, "summary": _summary(r)}
-
-    def _place(self, r: Round, place: int, token: Token) -> dict[str, Any]:
-        here = self._candidates(r, place)
-        why = self._why(r, token, [d for d in here if d.id in r.rejected])
-        return {"kind": token.origin, "text": token.text, "bars": self._bars(r, place, token, here), "why": why}
-
-    def _candidates(self, r: Round, place: int) -> list[Draft]:
-        """The drafted tokens that stood at this place of the path which the target took."""
-        fated = [self.drafts[d] for d in (*r.accepted, *r.rejected, *r.ignored) if d in self.drafts]
-        before = r.accepted[place - 1] if 0 < place <= len(r.accepted) else self.root
-        return [d for d in fated if d.position == r.position + place and d.parent == before]
-
-    def _bars(self, r: Round, place: int, token: Token, here: list[Draft]) -> list[dict[str, Any]]:
-        """Pairs of bars: each candidate of the draft, and the target's token if it is none of them."""
-        bars = [
-            {"text": self.texts.get(d.id, "�"), "draft": d.prob, "target": self.probs.get(d.id), "token": d.token,
-             "origin": d.origin}
-            for d in here
-        ]  # fmt: skip
-        if token.id not in {d.token for d in here}:
-            bars.append({"text": token.text, "draft": None, "target": None, "token": token.id, "origin": "target"})
-        noise = self._noise(r.position + place, [b["token"] for b in bars])
-        for bar, extra in zip(bars, noise, strict=True):
-            bar.update(chosen=bar.pop("token") == token.id, noise=extra)
-            if bar["chosen"] and token.prob is not None:
-                bar["target"] = token.prob
-        return sorted(bars, key=lambda b: (-(b["draft"] or 0.0), not b["chosen"]))
-
-    def _noise(self, position: int, tokens: list[int]) -> list[float | None]:
-        """The shared noise of some tokens at a position; at temperature 0 there is none."""
-        if self.options.temperature == 0:
-            return [None] * len(tokens)
-        return [round(float(x), 2) for x in gumbel(self.options.seed, position, np.array(tokens))]
-
-    def _why(self, r: Round, token: Token, rejected: Sequence[Draft]) -> str:
-        """Why a token stands where it does. rejected: what the draft had there."""
-        said = f"The target chose {_quote(token.text)}"
-        if token.origin == "correction":
-            had = " or ".join(_quote(self.texts.get(d.id, "�")) for d in rejected) or "something else"
-            return (
-                f"{said}; the draft had {had}. The target's token is written, and whatever was drafted below the "
-                "wrong one is thrown away."
-            )
-        if token.origin == "bonus":
-            return f"The whole branch was accepted, and the forward also gave the token after it: {_quote(token.text)}."
-        if token.origin == "plain":
-            return f"Nothing was tested here, so the forward gave one token: {_quote(token.text)}."
-        if token.draft not in r.pending:
-            return (
-                f"{said}. It had no row in this forward, but the draft had prepared this very outcome: what hangs "
-                "below it stays, and the next forward has something to verify."
-            )
-        found = self.drafts.get(token.draft)
-        choice = f"the draft's {_ordinal(found.rank)} choice" if found else "drafted"
-        return f"{said}, which was {choice} here: accepted."
+    From the machine's calibration if the recording carries one, else from the recording's own times.
+    """
+    wide, drafted = (_curve(recording.costs.get(device)) for device in ("target", "draft"))
+    if wide and drafted:
+        target, draft = wide[0][1], drafted[0][1]
+        source = "measured on its machine at start, each alone"
+    else:
+        target, draft = _seen_costs(recording.answer.rounds)
+        source = "taken from this answer's own times"
+    target, draft = _digits(target), _digits(draft)
+    return {"target": target, "draft": draft, "plain": recording.costs.get("plain") or target, "c": draft / target,
+            "budget": target / draft, "widen": _widening(wide), "source": source,
+            "curve": len(wide) > 1}  # fmt: skip
 
 
-def _summary(r: Round) -> str:
-    if not r.pending:
-        reason = f" ({r.reason})" if r.reason else ""
-        return f"Nothing to verify in this round{reason}: one token, as in plain decoding."
-    gained = len(r.tokens)
-    return (
-        f"{len(r.pending)} drafted {_tokens(len(r.pending))} verified in one forward, {len(r.accepted)} accepted, "
-        f"{gained} {_tokens(gained)} written. Plain decoding would have needed {gained} "
-        f"{'forward' if gained == 1 else 'forwards'}."
-    )
+def _curve(costs: Mapping[Any, float] | None) -> list[tuple[int, float]]:
+    """A measured curve as (size, seconds), sizes ascending; [] where nothing was measured."""
+    return sorted((int(size), float(seconds)) for size, seconds in (costs or {}).items())
 
 
-def _ordinal(rank: int) -> str:
-    return ORDINALS[rank - 1] if 1 <= rank <= len(ORDINALS) else f"{rank}th"
+def _widening(target: Sequence[tuple[int, float]]) -> float:
+    """Share of a narrow forward that each further token adds, from width 1 to the one nearest to 8."""
+    if len(target) < 2:
+        return 0.0
+    (first, narrow), (width, wide) = target[0], min(target[1:], key=lambda point: abs(point[0] - 8))
+    return max(0.0, (wide - narrow) / (width - first) / narrow)
 
 
-def _quote(text: str) -> str:
-    return f"‘{text.replace(chr(10), '↵')}’" if text else "a token without text"
+def _digits(seconds: float) -> float:
+    """In the four digits that are shown: what is computed from them is what a reader computes."""
+    return float(f"{seconds:.4g}")
 
 
-def _tokens(count: int) -> str:
-    return "token" if count == 1 else "tokens"
+def _seen_costs(rounds: list[Round]) -> tuple[float, float]:
+    """Median seconds of a forward and of one drafted token; 1/8 of a forward where nothing was drafted."""
+    forwards = [r.ended - r.started for r in rounds if r.phase != "prefill"] or [1.0]
+    batches = [(b.ended - b.started) / max(1, b.size) for r in rounds for b in r.batches]
+    target = max(1e-6, median(forwards))
+    return target, max(1e-6, median(batches)) if batches else target / 8
 
 
-# -- exercises -------------------------------------------------------------------------------------------------------
-
-
-def questions(recording: Recording, costs: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Exercises with their answers: some of every lesson, some with this answer's numbers."""
-    return [*_own_questions(recording, costs), *words()["questions"]]
-
-
-def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dict[str, Any]]:
-    asked = [{
-        "kind": "number", "unit": "tokens", "right": round(costs["budget"], 1), "slack": 0.06 * costs["budget"] + 0.05,
-        "ask": f"One forward of the target takes {1000 * costs['target']:.4g} ms here, one drafted token "
-               f"{1000 * costs['draft']:.4g} ms. What is the draft budget γ*?",
-        "because": "γ* = T_target / T_draft: as many drafted tokens as fit beside one forward.",
-    }]  # fmt: skip
-    shown = next((r for r in recording.answer.rounds if len(r.accepted) >= 2 and r.last == "correction"), None)
-    if shown:
-        asked.insert(0, {
-            "kind": "number", "unit": "tokens", "right": len(shown.tokens), "slack": 0,
-            "ask": f"In round {shown.index + 1}, {len(shown.pending)} drafted tokens were verified and "
-                   f"{len(shown.accepted)} accepted, then the target corrected. How many tokens did the round write?",
-            "because": "The accepted ones and the correction: accepted + 1.",
-        })  # fmt: skip
-    return asked
+def measured_point(recording: Recording, costs: Mapping[str, float]) -> dict[str, float | None]:
+    """Where this answer lies in the what-if panel. gamma: what a step verified of the tokens that fit beside it."""
+    stats = recording.answer.stats
+    verified = [len(r.pending) for r in recording.answer.rounds if r.pending]
+    return {
+        "alpha": stats.acceptance_rate if stats.tested else None,
+        "gamma": max(1.0, min(costs["budget"], sum(verified) / len(verified))) if verified else None,
+        "tau": stats.mean_accepted_length,
+        "speedup": stats.rate * costs["plain"] if stats.rate else None,
+        "hits": stats.hits / stats.outcomes if stats.outcomes else None,
+    }
 
 
 # -- the tab ---------------------------------------------------------------------------------------------------------
@@ -234,7 +172,7 @@ def _own_questions(recording: Recording, costs: Mapping[str, float]) -> list[dic
 class Lessons:
     """What the page's learn tab can ask for. store: the conversations of the chat, None where there is none."""
 
-    def __init__(self, engine: Engine, store: Store | None = None) -> None:
+    def __init__(self, engine: Worker, store: Store | None = None) -> None:
         self._engine, self._store = engine, store
         self._jobs = Jobs()
 
@@ -294,14 +232,3 @@ class Lessons:
     def progress(self, action: dict[str, Any]) -> dict[str, Any]:
         """How far the answer is, and at its end the lesson."""
         return self._jobs.look(action.get("ticket"))
-
-    def predict(self, action: dict[str, Any]) -> dict[str, Any]:
-        """The what-if panel's figures for its sliders."""
-        return what_if(case_from(action), str(action.get("own") or ""))
-
-
-def build(part: Callable[..., Any], engine: Engine, store: Store | None = None) -> Any:
-    """The tab's content, inside a gr.Tab. part: `page.part`."""
-    lessons = Lessons(engine, store)
-    served = [lessons.recorded, lessons.lesson, lessons.compared, lessons.own, lessons.progress, lessons.predict]
-    return part("learn", serve=served)

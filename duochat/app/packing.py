@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from duochat.app.kept import sound
-from duochat.chat.answer import Step
+from duochat.chat.answer import Step, read_steps
 
 DECIMALS = 5
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 6, "pb": 0}]  # pb 0: text has no alignment
@@ -22,7 +21,7 @@ LONGEST = 1 << 28  # bytes of an unpacked trace; a larger one is no answer but a
 
 def pack(steps: Iterable[Step]) -> bytes:
     """b"" for no steps."""
-    rows = [_row(json.loads(step.to_json())) for step in steps]
+    rows = [_row(json.loads(step.to_json(), parse_float=_rounded)) for step in steps]
     text = json.dumps(_columns(rows), separators=(",", ":"))
     return lzma.compress(text.encode(), filters=FILTERS) if rows else b""
 
@@ -33,20 +32,25 @@ def unpack(data: bytes) -> list[Step]:
         return []
     try:
         if data.startswith(b"\xfd7zXZ"):
-            rows = _rows(json.loads(_bounded(lzma.LZMADecompressor(), data)))
+            rows = map(_unrow, _rows(json.loads(_bounded(lzma.LZMADecompressor(), data))))
         else:
-            rows = _bounded(zlib.decompressobj(), data).decode().split("\n")
-        return [checked(_unrow(row)) for row in rows]
+            rows = map(json.loads, _bounded(zlib.decompressobj(), data).decode().split("\n"))
+        return checked(rows)
     except (lzma.LZMAError, zlib.error, KeyError, TypeError, IndexError, AttributeError) as fault:
         raise ValueError("a trace is damaged") from fault
 
 
-def checked(raw: Any) -> Step:
-    """Raises ValueError when it is no step, or a value in it is of a wrong kind."""
-    step = Step.from_json(raw) if isinstance(raw, dict | str) else None
-    if step is None or not sound(step):
-        raise ValueError("a trace holds values of a wrong kind")
-    return step
+def checked(rows: Iterable[Any]) -> list[Step]:
+    """The steps of a trace. Raises ValueError when one is no step, or a value in it is of a wrong kind."""
+    return read_steps(json.dumps(_renewed(row)) for row in rows)
+
+
+def _renewed(row: Any) -> Any:
+    """In older traces a round's `speculation` held the reason too."""
+    r = row.get("round") if isinstance(row, dict) else None
+    if isinstance(r, dict) and ": " in str(r.get("speculation")):
+        r["speculation"], _, r["reason"] = r["speculation"].partition(": ")
+    return row
 
 
 def _bounded(unpacker: Any, data: bytes) -> bytes:
@@ -57,20 +61,16 @@ def _bounded(unpacker: Any, data: bytes) -> bytes:
 
 
 def _row(step: dict[str, Any]) -> dict[str, Any]:
-    """Numbers rounded, and texts by id as pairs: columns need the same keys in every row."""
-    return {**_rounded(step), "draft_texts": list(step["draft_texts"].items())}
+    """Texts by id as pairs: columns need the same keys in every row."""
+    return {**step, "draft_texts": list(step["draft_texts"].items())}
 
 
 def _unrow(row: Any) -> Any:
-    return {**row, "draft_texts": dict(row["draft_texts"])} if isinstance(row, dict) else row
+    return {**row, "draft_texts": dict(row["draft_texts"])}
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_rounded(v) for v in value]
-    return round(value, DECIMALS) if isinstance(value, float) else value
+def _rounded(number: str) -> float:
+    return round(float(number), DECIMALS)
 
 
 def _columns(values: Sequence[Any]) -> Any:

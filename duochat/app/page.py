@@ -7,7 +7,6 @@ page never waits for something that will not come.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 import os
@@ -22,15 +21,17 @@ import gradio as gr
 from duochat.api.guard import LOOPBACK, Access
 from duochat.api.serve import check_address, run
 from duochat.api.service import beside, make_app
-from duochat.app import assets, hardware, learn, race, web
+from duochat.app import assets, web
 from duochat.app.drawer import Controls, options_from, remembered
+from duochat.app.hardware import Hardware
 from duochat.app.jobs import sentence
 from duochat.app.kept import options_of
-from duochat.app.live import Live
+from duochat.app.learn import Lessons
 from duochat.app.picker import Models
+from duochat.app.race import Races
 from duochat.app.room import Room
 from duochat.app.store import Store
-from duochat.chat.answer import Engine
+from duochat.app.view import Live
 from duochat.chat.chat import Options
 from duochat.chat.worker import Worker
 
@@ -63,10 +64,11 @@ class Page:
         room, models = self.room, self.models
         with gr.Sidebar(width=272, elem_id="side-bar"):
             served = [models.state, models.models, models.local, models.use, models.cancel, models.forecast]
-            self.side = self.part("side", serve=[room.conversations, room.change, *served])
+            served += [room.conversations, room.rename, room.move, room.delete, room.restore, room.export, room.import_]
+            self.side = self.part("side", serve=served)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Chat", id="chat", elem_id="chat-tab"), gr.Row(elem_id="desk"):
-                served = [room.stop, room.choose, room.change, room.view.look]
+                served = [room.stop, room.choose, room.undo, room.remove, room.share, room.view.look]
                 self.chat = self.part("chat", "'ask' 'open'", serve=served)
                 self.part("picture", serve=[room.view.picture])
             self._build_tabs()
@@ -78,24 +80,16 @@ class Page:
 
     def part(self, name: str, events: str = "", serve: Sequence[Serve] = ()) -> gr.HTML:
         """See `part`; a user's conversations are served to that user only."""
-
-        def theirs(do: Serve) -> Serve:
-            @functools.wraps(do)
-            def asked(action: dict[str, Any]) -> Any:
-                self.room.allow(action)
-                return do(action)
-
-            return asked
-
-        return part(name, events, [theirs(do) for do in serve])
+        return part(name, events, serve, self.room.allow)
 
     def _build_tabs(self) -> None:
-        with gr.Tab("Race", id="race", elem_id="race-tab"):
-            race.build(self.part, self.models.engine)
-        with gr.Tab("Learn", id="learn", elem_id="learn-tab"):
-            learn.build(self.part, self.models.engine, self.room.store)
-        with gr.Tab("Hardware", id="hardware", elem_id="hardware-tab"):
-            hardware.build(self.part, self.models.engine)
+        engine = self.models.engine
+        tabs = {"Race": Races(engine), "Learn": Lessons(engine, self.room.store)}
+        tabs["Hardware"] = Hardware(engine, self.room.view.machine)
+        for title, tab in tabs.items():
+            name = title.lower()
+            with gr.Tab(title, id=name, elem_id=f"{name}-tab"):
+                self.part(name, serve=served(tab))
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -113,17 +107,15 @@ class Page:
     def open(self, event: gr.EventData, request: gr.Request) -> tuple[Any, ...]:
         """Where a conversation can be heard, and its settings."""
         action = {**(event._data or {}), "user": request.username or ""}
-        conversation = str(action.get("conversation") or "")
+        conversation, context_length = str(action.get("conversation") or ""), self.models.settings.context_length
         try:
             self.room.allow(action)
             options = self._options(conversation, action.get("settings"))
-            return (
-                wire(self._heard(conversation)),
-                *self.controls.updates(options, self.models.settings.context_length),
-            )
+            said, fields = self._heard(conversation), self.controls.updates(options, context_length)
         except Exception as fault:  # noqa: BLE001
-            gone = {"conversation": conversation, "gone": True, "refused": sentence(fault)}
-            return (wire(gone), *[gr.skip() for _ in (*self.controls.inputs, self.controls.preset)])
+            said = {"conversation": conversation, "gone": True, "refused": sentence(fault)}
+            fields = [gr.skip() for _ in (*self.controls.inputs, self.controls.preset)]
+        return wire(said), *fields
 
     def _heard(self, conversation: str) -> dict[str, Any]:
         if conversation:
@@ -137,25 +129,33 @@ class Page:
         return remembered(kept, self.models.settings.context_length, self.room.defaults)
 
 
-def part(name: str, events: str = "", serve: Sequence[Serve] = ()) -> gr.HTML:
+def part(name: str, events: str = "", serve: Sequence[Serve] = (), allow: Serve = lambda action: None) -> gr.HTML:
     """A gr.HTML that a script of the page draws: duochat.<name>(element, tools).
 
-    serve: what the script may call, as `await tools.server.<function's name>(action)`.
+    serve: what the script may call, as `await tools.server.<function's name>(action)`. allow: called before with the
+    action, raises DuoChatError when the user may not ask for it.
     """
     return gr.HTML(
         value="", html_template="<div></div>", js_on_load=PART.format(name=name, events=events), elem_id=name,
-        apply_default_css=False, server_functions=[dispatcher(serve)],
+        apply_default_css=False, server_functions=[dispatcher(serve, allow)],
     )  # fmt: skip
 
 
-def dispatcher(serve: Sequence[Serve]) -> Callable[..., Any]:
+def served(tab: Any) -> list[Serve]:
+    """All public methods of a tab: what the page can ask of it."""
+    return [getattr(tab, name) for name in vars(type(tab)) if not name.startswith("_")]
+
+
+def dispatcher(serve: Sequence[Serve], allow: Serve) -> Callable[..., Any]:
     """One function for all that a part serves: Gradio makes each an attribute of the component, where names clash."""
     known = {do.__name__: do for do in serve}
 
     def serve_part(call: dict[str, Any], request: gr.Request) -> Any:
-        """call: {"name", "action"}. Gives what the function gives, or {"refused": sentence}."""
+        """call: {"name", "action"}. Gives what the function gives, {} for nothing, or {"refused": sentence}."""
+        action = {**(call.get("action") or {}), "user": user_of(request)}
         try:
-            return known[call["name"]]({**(call.get("action") or {}), "user": user_of(request)})
+            allow(action)
+            return known[call["name"]](action) or {}
         except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it and goes on
             return {"refused": sentence(fault)}
 
@@ -180,7 +180,7 @@ def wire(value: dict[str, Any]) -> str:
 
 def launch(
     settings: Any, host: str = "127.0.0.1", port: int = 7860, auth: Sequence[tuple[str, str]] = (),
-    open_browser: bool = False, worker: Engine | None = None, store: Store | None = None,
+    open_browser: bool = False, worker: Worker | None = None, store: Store | None = None,
     api_key: str = "", cors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Serve the page until interrupted.

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from duochat import DuoChatError
+from duochat.api.service import short_name
 from duochat.app.jobs import Job, Jobs
-from duochat.chat.answer import Engine
+from duochat.chat.worker import Worker
 from duochat.config import PAIR, Settings, check, presets
 from duochat.models import store
 from duochat.models.catalog import Entry, list_models, measure, unfit
@@ -38,17 +39,16 @@ class Models:
     here: is the page for this machine's own browser alone? Only then may it name a path.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, here: bool = True) -> None:
+    def __init__(self, engine: Worker, settings: Settings, here: bool = True) -> None:
         shipped = presets().values()
         if all(not _same(settings, s) for s in shipped) and settings.description in [s.description for s in shipped]:
             settings = replace(settings, description=STARTED, target_gib=0, draft_gib=0)
         self.engine, self.own = engine, settings
         self._here, self._folder = here, settings.models_folder
         self._shipped = next(iter(presets().values()))
-        self._jobs = Jobs(kept=0)
+        self._jobs = Jobs(kept=2)
         self._local: list[Local] = []  # as they were listed last
         self._forecasts: dict[str, dict[str, Any]] = {}  # by target, with the best of its drafts
-        self._unforeseen = ""  # why the last forecast failed
         self._failed: dict[str, str] = {}  # the pair that was last chosen in vain: target, draft, backend, reason
 
     @property
@@ -69,9 +69,9 @@ class Models:
             "target": short_name(settings.target), "draft": short_name(settings.draft),
             "exact": told["hardware"].get("target_exact", True),
             "demonstration": settings.target == self._shipped.target, "used": list(_key(settings)),
-            "forecasting": forecast.note.get("words", WAITING) if forecast else "", "unforeseen": self._unforeseen,
-            "changing": self._jobs.under_way("change") is not None, "failed": self._failed,
-            "context_length": settings.context_length, **told,
+            "forecasting": forecast.note.get("words", WAITING) if forecast else "",
+            "unforeseen": self._jobs.error("forecast"), "changing": self._jobs.under_way("change") is not None,
+            "failed": self._failed, "context_length": settings.context_length, **told,
         }  # fmt: skip
 
     def models(self, _action: dict[str, Any]) -> dict[str, Any]:
@@ -137,23 +137,19 @@ class Models:
     def forecast(self, _action: dict[str, Any]) -> dict[str, Any]:
         """Begin to find how fast each pair would be here; `state` says how far it is and `cancel` ends it."""
         if not self._jobs.under_way("forecast"):
-            self._unforeseen = ""
             self._jobs.start(self._foresee, "forecast")
         return self.state({})
 
     def _foresee(self, job: Job) -> None:
         """Only while nobody is answered: an answer that begins ends the measurement, which begins anew behind it."""
-        try:
-            while not job.stop.is_set():
-                job.note = {"words": WAITING}
-                while self.engine.status()["requests"] and not job.stop.wait(GLANCE):
-                    pass
-                job.note = {"words": MEASURING}
-                if told := self._measured(job):
-                    self._forecasts = told["forecasts"]
-                    return
-        except DuoChatError as fault:
-            self._unforeseen = str(fault)
+        while not job.stop.is_set():
+            job.note = {"words": WAITING}
+            while self.engine.status()["requests"] and not job.stop.wait(GLANCE):
+                pass
+            job.note = {"words": MEASURING}
+            if told := self._measured(job):
+                self._forecasts = told["forecasts"]
+                return
 
     def _measured(self, job: Job) -> dict[str, Any] | None:
         """What a process of its own finds; None when it was ended before. Raises DuoChatError with its reason."""
@@ -200,9 +196,8 @@ class Models:
         if known:
             return joined(self.own, min(known, key=lambda pair: pair.backend != backend))
         needs = {model.reference: model.need for model in self._local}
-        plain = {f.name: f.default for f in fields(Settings) if f.name in OF_A_PAIR and f.default is not MISSING}
         size = {"target_gib": needs.get(target, 0), "draft_gib": needs.get(draft, 0)}
-        return replace(self.own, **{**plain, **size, "target": target, "draft": draft})
+        return joined(self.own, Settings(target=target, draft=draft, **size))
 
     def _best(self, target: str) -> str:
         """The first draft that fits a target on this disk. Raises DuoChatError when there is none."""
@@ -237,8 +232,3 @@ def _key(settings: Settings) -> tuple[str, str, str]:
 
 def _same(one: Settings, other: Settings) -> bool:
     return _key(one) == _key(other)
-
-
-def short_name(reference: str) -> str:
-    """The part of a reference that names the model: "hf:Qwen/Qwen3-8B" -> "Qwen3-8B"."""
-    return reference.partition("#")[0].rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")

@@ -5,64 +5,53 @@ Nothing is estimated: times, speeds and texts are those of the two runs. `race.j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import partial
 from typing import Any
-
-import yaml
 
 from duochat import DuoChatError, __version__
 from duochat.app import assets
 from duochat.app.assets import NAMES
 from duochat.app.frames import frame
+from duochat.app.hardware import others
 from duochat.app.jobs import Job, Jobs
-from duochat.app.load import others
-from duochat.chat.answer import Answer, Engine
+from duochat.chat.answer import Answer
 from duochat.chat.chat import Options
 from duochat.chat.recording import Recording, checked_prompt, record
+from duochat.chat.worker import Worker
 
 FORMAT = "duochat-race"
 WARM_UP = "Say hello."
 MOST_TOKENS = 512
 
 
-@lru_cache(maxsize=1)
-def ready() -> list[dict[str, Any]]:
-    """The ready prompts, and what to expect of each."""
-    return yaml.safe_load((assets.PAGE / "race.yaml").read_text("utf-8"))
-
-
-def run(engine: Engine, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
-    """Both runs, one after the other, and the verdict: the record. Raises DuoChatError when a run fails."""
+def run(engine: Worker, prompt: str, decoders: tuple[str, str], options: Options, job: Job) -> dict[str, Any]:
+    """Both runs, one after the other: the record. Raises DuoChatError when a run fails."""
     runs, busy = [], []
     for number, decoder in enumerate(decoders, 1):
         head = {"run": number, "decoder": decoder}
         chosen = replace(options, decoder=decoder)
         _warm_up(engine, replace(chosen, max_tokens=4), job, head)
         busy.append(others())
-        runs.append(record(engine, prompt, chosen, job.stop.is_set, _observer(job, head)))
+        runs.append(record(engine, prompt, chosen, job.stop.is_set, partial(_note, job, head)))
     return record_of(runs[0], runs[1], max(*busy, others()))
 
 
-def _warm_up(engine: Engine, options: Options, job: Job, head: dict[str, Any]) -> None:
+def _warm_up(engine: Worker, options: Options, job: Job, head: dict[str, Any]) -> None:
     """Another prompt first: it wakes the devices and leaves neither run the prompt in a cache."""
     job.note = {**head, "phase": "warming up"}
 
     def seen(answer: Answer) -> None:
         if answer.phase in ("queued", "loading"):
-            job.note = {**head, "phase": answer.phase, "progress": answer.progress, "words": answer.doing}
+            _note(job, head, answer)
 
     record(engine, WARM_UP, options, job.stop.is_set, seen)
 
 
-def _observer(job: Job, head: dict[str, Any]) -> Callable[[Answer], None]:
-    def seen(answer: Answer) -> None:
-        job.note = {
-            **head, "tokens": answer.stats.completion_tokens, "phase": answer.phase, "progress": answer.progress
-        }  # fmt: skip
-
-    return seen
+def _note(job: Job, head: dict[str, Any], answer: Answer) -> None:
+    told = {"tokens": answer.stats.completion_tokens, "phase": answer.phase, "progress": answer.progress}
+    job.note = {**head, **told, "words": answer.doing}
 
 
 def record_of(left: Recording, right: Recording, busy: float = 0.0) -> dict[str, Any]:
@@ -70,7 +59,7 @@ def record_of(left: Recording, right: Recording, busy: float = 0.0) -> dict[str,
     return {
         "format": FORMAT, "version": __version__, "prompt": left.prompt, "options": asdict(left.options),
         "hardware": dict(left.hardware), "runs": [lane(left), lane(right)],
-        "verdict": verdict(left, right), "busy": busy,
+        "busy": busy,
     }  # fmt: skip
 
 
@@ -86,32 +75,6 @@ def lane(recording: Recording) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def verdict(left: Recording, right: Recording) -> dict[str, Any]:
-    """speedup: the left side's tokens/s over the right side's. difference: where the outputs part, None: nowhere."""
-    rates = [side.answer.stats.tokens_per_s for side in (left, right)]
-    difference = first_difference(left.answer, right.answer)
-    return {
-        "speedup": rates[0] / rates[1] if rates[1] else None,
-        "winner": (left if rates[0] >= rates[1] else right).options.decoder,
-        "factor": max(rates) / min(rates) if min(rates) else None,
-        "identical": difference is None,
-        "difference": difference,
-    }
-
-
-def first_difference(left: Answer, right: Answer) -> dict[str, Any] | None:
-    """The first token in which the outputs differ: its number from 0, and each side's text from there on."""
-    a, b = left.token_ids, right.token_ids
-    if a == b:
-        return None
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return {"token": at, "left": _text_from(left, at), "right": _text_from(right, at)}
-
-
-def _text_from(answer: Answer, at: int, count: int = 8) -> str:
-    return "".join(token.text for token in list(answer.tokens)[at : at + count])
-
-
 def to_html(record: Mapping[str, Any]) -> str:
     """The race as one file that needs nothing else."""
     return assets.saved("playRace", "DuoChat race", record)
@@ -120,13 +83,13 @@ def to_html(record: Mapping[str, Any]) -> str:
 class Races:
     """What the page's race tab can ask for."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Worker) -> None:
         self._engine = engine
         self._jobs = Jobs()
 
     def prepare(self, _action: dict[str, Any]) -> dict[str, Any]:
         """The ready prompts and the decoders to choose from."""
-        return {"ready": ready(), "decoders": NAMES}
+        return {"ready": assets.words("race"), "decoders": NAMES}
 
     def start(self, action: dict[str, Any]) -> dict[str, Any]:
         """action: {prompt, left, right, temperature, seed, max_tokens}; returns {ticket}. Raises DuoChatError."""
@@ -144,9 +107,8 @@ class Races:
         """How far the race is, and at its end the record."""
         return self._jobs.look(action.get("ticket"))
 
-    def halt(self, action: dict[str, Any]) -> dict[str, Any]:
+    def halt(self, action: dict[str, Any]) -> None:
         self._jobs.stop(action.get("ticket"))
-        return {}
 
     def saved(self, action: dict[str, Any]) -> dict[str, Any]:
         """A race as a self-contained HTML file: the finished one of a ticket, or a saved record.
@@ -163,9 +125,3 @@ def _decoder(name: Any) -> str:
     if name not in NAMES:
         raise DuoChatError(f"There is no decoder {name!r}: choose one of {', '.join(NAMES)}.")
     return name
-
-
-def build(part: Callable[..., Any], engine: Engine) -> Any:
-    """The tab's content, inside a gr.Tab. part: `ui.part`, which makes a component that a script draws."""
-    races = Races(engine)
-    return part("race", serve=[races.prepare, races.start, races.follow, races.halt, races.saved])

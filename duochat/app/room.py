@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from dataclasses import asdict, replace
 from typing import Any
 
 from duochat import DuoChatError
 from duochat.app import assets
-from duochat.app.answers import BUSY, Answers, Run
 from duochat.app.frames import frame
+from duochat.app.hardware import Machine
+from duochat.app.jobs import Jobs, Run, sentence
 from duochat.app.kept import options_of
-from duochat.app.load import Machine
 from duochat.app.prose import render
 from duochat.app.store import Message, Store
 from duochat.app.view import View, meta_of
-from duochat.chat.answer import Answer, Engine, Step
+from duochat.chat.answer import Answer, Step
 from duochat.chat.chat import Options
+from duochat.chat.template import merged
+from duochat.chat.worker import Worker
 
+KEEP_EVERY = 3.0  # seconds between two savings of an answer that is being written
+BUSY = "This conversation is still being answered: press Stop first."
 TITLE = 48  # characters of the first message that name a conversation
 LONGEST_MESSAGE = 200_000  # characters
 SAME = "At temperature 0 the target always takes the likeliest token, so the text is the same: raise the temperature."
@@ -30,9 +35,9 @@ SAME = "At temperature 0 the target always takes the likeliest token, so the tex
 class Room:
     """One for the whole app; every tab and user meets here."""
 
-    def __init__(self, engine: Engine, store: Store, defaults: Options) -> None:
-        self.store, self.defaults = store, defaults
-        self.answers = Answers(engine, self._keep)
+    def __init__(self, engine: Worker, store: Store, defaults: Options) -> None:
+        self.engine, self.store, self.defaults = engine, store, defaults
+        self.answers = Jobs(kept=0)  # one a conversation
         self.view = View(store, self.answers, Machine())
         self._asking = threading.Lock()
 
@@ -102,12 +107,40 @@ class Room:
 
     def _run(self, conversation: str, parent: int | None, options: Options, before: str = "") -> None:
         self.store.settle(conversation, parent)
-        past = turns(self.store.thread(conversation))
+        past = merged({"role": m.role, "content": m.content} for m in self.store.thread(conversation))
         answer = self.store.add(conversation, parent, "assistant", before, {"finish": None})
         messages = [*past, {"role": "assistant", "content": before}] if before else past
-        self.answers.begin(
-            Run(conversation=conversation, message=answer.id, messages=messages, options=options, before=before)
-        )
+        run = Run(conversation=conversation, message=answer.id, messages=messages, options=options, before=before)
+        self.answers.start(self._answer, conversation, run, BUSY)
+
+    def _answer(self, run: Run) -> None:
+        """Drain the engine, which itself keeps the queue; whatever it does, the run ends with a finish."""
+        kept_at = time.monotonic()
+        try:
+            for step in self.engine.reply(run.messages, run.options, run.stop.is_set):
+                run.answer.add(step)
+                if time.monotonic() - kept_at > KEEP_EVERY:
+                    self._keep(run)
+                    kept_at = time.monotonic()
+        except Exception as fault:  # noqa: BLE001  it becomes the answer's last step
+            run.answer.add(Step(finish="error", error=sentence(fault)))
+        if run.answer.phase != "done":
+            finish = run.answer.finish or ("cancelled" if run.stop.is_set() else "stop")
+            run.answer.add(Step(phase="done", finish=finish))
+        self._keep(run)
+        run.done.set()
+        self._keep(run, [step for step in run.answer.steps if step.round])  # a long trace takes its time
+
+    def _keep(self, run: Run, steps: list[Step] | None = None) -> None:
+        """Store an answer as it stands, last with the steps of its trace."""
+        try:
+            if run.answer.finish == "stop" and run.options.temperature == 0 and steps is None:
+                versions = (self.store.message(id) for id in self.store.message(run.message).versions)
+                if any(other.content == run.text for other in versions if other.id != run.message):
+                    run.answer.add(Step(notice=SAME))
+            self.store.update(run.message, run.text, meta_of(run), steps)
+        except DuoChatError:
+            run.answer.add(Step(notice="The answer could not be saved: check the free space on the disk."))
 
     def _message(self, conversation: str, action: dict[str, Any]) -> Message:
         found = [m for m in self.store.thread(conversation) if m.id == action.get("message")]
@@ -122,15 +155,13 @@ class Room:
         if len(text) > LONGEST_MESSAGE:
             raise DuoChatError(f"The message is longer than {LONGEST_MESSAGE:,} characters: shorten it.")
 
-    def stop(self, action: dict[str, Any]) -> dict[str, Any]:
+    def stop(self, action: dict[str, Any]) -> None:
         self.answers.stop(action.get("conversation"))
-        return {}
 
     def choose(self, action: dict[str, Any]) -> dict[str, Any]:
         """Show another version of a message; returns the thread."""
-        conversation = str(action.get("conversation"))
-        self.store.select(conversation, int(action["message"]))
-        return self.view.thread(conversation)
+        self.store.select(action["conversation"], int(action["message"]))
+        return self.view.look(action)
 
     def conversations(self, action: dict[str, Any]) -> dict[str, Any]:
         """The conversations that the query finds, the latest first."""
@@ -142,55 +173,46 @@ class Room:
         ]  # fmt: skip
         return {"notice": self.store.notice, "conversations": listed}
 
-    def change(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Rename, move, delete, restore, export or import a conversation; undo, remove or share a message."""
-        do = {
-            "rename": self._rename, "move": self._move, "delete": self._delete, "restore": self._restore,
-            "export": self._export, "import": self._import, "undo": self._undo, "remove": self._remove,
-            "share": self._share,
-        }[action["do"]]  # fmt: skip
-        return do(str(action.get("conversation")), action) or {}
+    def rename(self, action: dict[str, Any]) -> None:
+        self.store.rename(action["conversation"], str(action.get("title")))
 
-    def _rename(self, conversation: str, action: dict[str, Any]) -> None:
-        self.store.rename(conversation, str(action.get("title")))
+    def move(self, action: dict[str, Any]) -> None:
+        self.store.move(action["conversation"], str(action.get("folder") or ""))
 
-    def _move(self, conversation: str, action: dict[str, Any]) -> None:
-        self.store.move(conversation, str(action.get("folder") or ""))
-
-    def _delete(self, conversation: str, action: dict[str, Any]) -> None:
+    def delete(self, action: dict[str, Any]) -> None:
         self.stop(action)
-        self.store.delete(conversation)
+        self.store.delete(action["conversation"])
 
-    def _restore(self, conversation: str, _action: dict[str, Any]) -> None:
-        self.store.restore(conversation)
+    def restore(self, action: dict[str, Any]) -> None:
+        self.store.restore(action["conversation"])
 
-    def _export(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def export(self, action: dict[str, Any]) -> dict[str, Any]:
         """A file's name and text; of all conversations when the action names none."""
-        if not action.get("conversation"):
+        if not (conversation := action.get("conversation")):
             return {"name": "duochat-conversations.json", "text": self.store.export(user=action.get("user", ""))}
         ending, form = ("md", "markdown") if action.get("form") == "markdown" else ("json", "json")
         name = file_name(self.store.require(conversation).title)
         return {"name": f"{name}.{ending}", "text": self.store.export(conversation, form)}
 
-    def _import(self, _conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def import_(self, action: dict[str, Any]) -> dict[str, Any]:
         return {"conversation": self.store.import_(str(action.get("text")), action.get("user", ""))[0].id}
 
-    def _undo(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def undo(self, action: dict[str, Any]) -> dict[str, Any]:
         """Take the message and what followed it out of view; its text goes back to the composer."""
-        message = self._message(conversation, action)
-        self.store.settle(conversation, message.parent)
-        return {**self.view.thread(conversation), "text": message.content}
+        message = self._message(action["conversation"], action)
+        self.store.settle(action["conversation"], message.parent)
+        return {**self.view.look(action), "text": message.content}
 
-    def _remove(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def remove(self, action: dict[str, Any]) -> dict[str, Any]:
         """One message, for good."""
-        if self.answers.under_way(conversation):
+        if self.answers.under_way(action["conversation"]):
             raise DuoChatError(BUSY)
-        self.store.remove(conversation, self._message(conversation, action).id)
-        return self.view.thread(conversation)
+        self.store.remove(action["conversation"], self._message(action["conversation"], action).id)
+        return self.view.look(action)
 
-    def _share(self, conversation: str, action: dict[str, Any]) -> dict[str, Any]:
+    def share(self, action: dict[str, Any]) -> dict[str, Any]:
         """One answer as a page of its own: the file's name and its HTML."""
-        message = self._message(conversation, action)
+        message = self._message(action["conversation"], action)
         steps = self.store.trace(message.id)
         if message.parent is None or not steps:
             raise DuoChatError("No trace of this answer was kept: save one that was written here.")
@@ -201,24 +223,6 @@ class Room:
         }  # fmt: skip
         title = title_of(asked.content)
         return {"name": f"{file_name(title)}.html", "html": assets.saved("showAnswer", title, record)}
-
-    def _keep(self, run: Run, steps: list[Step] | None) -> None:
-        if run.answer.finish == "stop" and run.options.temperature == 0 and steps is None:
-            others = (self.store.message(id) for id in self.store.message(run.message).versions if id != run.message)
-            if any(other.content == run.text for other in others):
-                run.answer.add(Step(notice=SAME))
-        self.store.update(run.message, run.text, meta_of(run), steps)
-
-
-def turns(thread: list[Message]) -> list[dict[str, str]]:
-    """The messages for the engine; where one was deleted between two of the same role, these are one turn."""
-    told: list[dict[str, str]] = []
-    for message in thread:
-        if told and told[-1]["role"] == message.role:
-            told[-1]["content"] += f"\n\n{message.content}"
-        else:
-            told.append({"role": message.role, "content": message.content})
-    return told
 
 
 def file_name(title: str) -> str:

@@ -21,19 +21,12 @@ from typing import Any
 from duochat import DuoChatError
 from duochat.app import exchange, packing
 from duochat.app.database import Database, data_dir
-from duochat.chat.answer import Step
+from duochat.chat.answer import Step, plain
 from duochat.chat.chat import ROLES
 
 TRASH_DAYS = 30  # how long a deleted conversation can be restored
 LONGEST_TITLE = 200
 GONE = "This conversation is no longer there, deleted perhaps in another tab: choose another one or start a new chat."
-PATH = """
-WITH RECURSIVE path (id, depth) AS (
-    VALUES (?, 0)
-    UNION ALL SELECT m.parent, depth + 1 FROM path JOIN messages m ON m.id = path.id WHERE m.parent NOTNULL
-)
-SELECT m.id, m.parent, m.role, m.content, m.meta, m.created FROM path JOIN messages m USING (id) ORDER BY depth DESC
-"""
 LAST_VIEWED_BELOW = """
 WITH RECURSIVE below (id) AS (VALUES (?) UNION ALL SELECT m.id FROM below JOIN messages m ON m.parent = below.id)
 SELECT m.id FROM below JOIN messages m USING (id) ORDER BY m.viewed DESC, m.id DESC LIMIT 1
@@ -153,14 +146,18 @@ class Store:
     def thread(self, conversation: str) -> list[Message]:
         """The messages on view, the first one first; [] when there is no such conversation."""
         found = self.get(conversation)
-        if found is None or found.leaf is None:
-            return []
+        return exchange.shown(self._messages(found.id), found.leaf) if found else []
+
+    def _messages(self, conversation: str) -> list[Message]:
+        """All of a conversation, the oldest first."""
+        rows = self._db.read(f"{_MESSAGE} WHERE conversation = ? ORDER BY id", (conversation,))
         versions: dict[int | None, list[int]] = {}
-        for id, parent in self._db.read(
-            "SELECT id, parent FROM messages WHERE conversation = ? ORDER BY id", (found.id,)
-        ):
+        for id, parent, *_ in rows:
             versions.setdefault(parent, []).append(id)
-        return [_message(row, versions[row[1]]) for row in self._db.read(PATH, (found.leaf,))]
+        return [
+            Message(id, parent, role, content, json.loads(meta), created, tuple(versions[parent]))
+            for id, parent, role, content, meta, created in rows
+        ]
 
     def add(
         self, conversation: str, parent: int | None, role: str, content: str, meta: dict[str, Any] | None = None,
@@ -180,14 +177,9 @@ class Store:
 
     def message(self, message: int) -> Message:
         """Raises DuoChatError when there is none."""
-        rows = self._db.read(
-            "SELECT id, parent, role, content, meta, created, conversation FROM messages WHERE id = ?", (message,)
-        )
-        if not rows:
-            raise DuoChatError("That message is no longer there: reload the page.")
-        *row, conversation = rows[0]
-        beside = "SELECT id FROM messages WHERE conversation = ? AND parent IS ? ORDER BY id"
-        return _message(row, [id for (id,) in self._db.read(beside, (conversation, row[1]))])
+        for (conversation,) in self._db.read("SELECT conversation FROM messages WHERE id = ?", (message,)):
+            return next(m for m in self._messages(conversation) if m.id == message)
+        raise DuoChatError("That message is no longer there: reload the page.")
 
     def update(
         self, message: int, content: str, meta: dict[str, Any] | None = None, steps: Iterable[Step] | None = None
@@ -294,12 +286,12 @@ class Store:
         return text
 
     def _parcel(self, c: Conversation, traces: bool) -> exchange.Parcel:
-        query = "SELECT id, parent, role, content, meta, created FROM messages WHERE conversation = ? ORDER BY id"
-        entries = tuple(
-            exchange.Entry(id, parent, role, content, json.loads(meta), created, self._trace(id) if traces else b"")
-            for id, parent, role, content, meta, created in self._db.read(query, (c.id,))
-        )
-        return exchange.Parcel(c.title, entries, c.leaf, c.settings, c.created, c.updated, c.folder)
+        messages = [
+            exchange.Entry.model_construct(**plain(m), trace=self._trace(m.id) if traces else b"")
+            for m in self._messages(c.id)
+        ]
+        told = {f: getattr(c, f) for f in exchange.Parcel.model_fields if f != "messages"}
+        return exchange.Parcel.model_construct(messages=messages, **told)
 
     def import_(self, text: str, user: str = "") -> list[Conversation]:
         """Add the conversations of an exported file as new ones. Raises DuoChatError, and then has added none."""
@@ -313,25 +305,21 @@ class Store:
         id = self._insert_conversation(parcel.title, parcel.settings, *times, user)
         self._db.execute("UPDATE conversations SET folder = ? WHERE id = ?", _title(parcel.folder), id)
         new: dict[int | None, int | None] = {None: None}
-        for e in parcel.entries:
-            row = (e.role, e.content, e.meta, e.created or now, e.trace)
-            new[e.key] = self._insert_message(id, new[e.parent], *row)
+        for m in parcel.messages:
+            row = (m.role, m.content, m.meta, m.created or now, m.trace)
+            new[m.id] = self._insert_message(id, new[m.parent], *row)
         self._show(id, new[parcel.leaf])
         return id
 
 
 _CONVERSATION = """
 SELECT c.id, c.title, c.created, c.updated, c.settings, c.leaf, c.version, c.folder FROM conversations c"""
+_MESSAGE = "SELECT id, parent, role, content, meta, created FROM messages"
 
 
 def _conversation(row: Sequence[Any]) -> Conversation:
     id, title, created, updated, settings, *rest = row
     return Conversation(id, title, created, updated, json.loads(settings), *rest)
-
-
-def _message(row: Sequence[Any], versions: Iterable[int]) -> Message:
-    id, parent, role, content, meta, created = row
-    return Message(id, parent, role, content, json.loads(meta), created, tuple(versions))
 
 
 def _title(text: str) -> str:

@@ -1,18 +1,29 @@
-"""What a page sees of a conversation, as plain data for `chat.js`: the thread, the growing answer, its figures."""
+"""What a page sees of a conversation, as plain data for `chat.js`: the thread, the growing answer, its figures.
+
+It hears of them by server-sent events. Gradio could carry them, but it costs more time than all that the page itself
+does with a value, on both ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from duochat.app.answers import Answers, Run
-from duochat.app.frames import Frame, frame
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from duochat.app.frames import Frame, frame, state_of
+from duochat.app.hardware import Machine
+from duochat.app.jobs import Jobs, Run, sentence
 from duochat.app.kept import META, fits, options_of
-from duochat.app.load import Machine
 from duochat.app.prose import Stream, render
 from duochat.app.store import Message, Store
 from duochat.chat.answer import Answer
@@ -24,6 +35,8 @@ AHEAD = 4  # values sent to a page that has not said that it drew them
 GLANCE = 0.05  # seconds between two looks at whether the answer has ended
 IDLE = 0.5  # seconds between two values when there is nothing new but the clock
 SILENCE = 1.0  # seconds after which a page gets another value in any case
+MANY = 1000  # addresses remembered
+GONE = "This address is not known any more: reload the page."
 KEPT = ("finish", "error", "notices", "figures", "edited")  # of a message's meta, for the page
 
 render_once = lru_cache(maxsize=512)(render)
@@ -56,8 +69,8 @@ class Look:
 class View:
     """One for the whole app."""
 
-    def __init__(self, store: Store, answers: Answers, machine: Machine) -> None:
-        self._store, self._answers, self._machine = store, answers, machine
+    def __init__(self, store: Store, answers: Jobs, machine: Machine) -> None:
+        self._store, self._answers, self.machine = store, answers, machine
 
     def thread(self, conversation: str) -> dict[str, Any]:
         """The whole conversation as the page draws it; "" is a new one. Raises DuoChatError when it is gone."""
@@ -86,12 +99,12 @@ class View:
         yield {"thread": thread, "status": self.status(run), "message": run.message, "frame": self._frame(run, seen)}
 
     def _frame(self, run: Run, seen: int = 0) -> Frame:
-        return frame(run.answer, run.options, seen, self._machine.load())
+        return frame(run.answer, run.options, seen, self.machine.load())
 
     def pace(self) -> float:
         """Seconds between two updates of a page now."""
         load, slower = CROWDED
-        return slower if self._machine.load().get("cpu", 0) > load else INTERVAL
+        return slower if self.machine.load().get("cpu", 0) > load else INTERVAL
 
     def look(self, action: dict[str, Any]) -> dict[str, Any]:
         """The thread again, for a page that missed something."""
@@ -111,11 +124,8 @@ class View:
             return {"phase": "idle", "queue": len(self._answers)}
         answer, stats = run.answer, run.answer.stats
         return {
-            "phase": answer.phase, "finish": answer.finish, "doing": answer.doing, "progress": answer.progress,
-            "ttft": stats.first_token_at,
-            "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length],
-            "speculation": answer.speculation, "reason": answer.reason, "decoder": run.options.decoder,
-            "notices": list(answer.notices), "pace": self.pace(),
+            **state_of(answer, run.options), "ttft": stats.first_token_at, "notices": list(answer.notices),
+            "context": [answer.prompt_tokens + stats.completion_tokens, answer.context_length], "pace": self.pace(),
         }  # fmt: skip
 
 
@@ -159,3 +169,52 @@ def meta_of(run: Run) -> dict[str, Any]:
             "speedup": stats.speedup,
         },
     }  # fmt: skip
+
+
+class Live:
+    """What pages hear, each at an address that only it knows: it opens that with EventSource, and says there how far it
+    has come. One for the whole app."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._looks: OrderedDict[str, Look] = OrderedDict()  # key -> the latest look
+
+    def key(self, conversation: str) -> str:
+        """Of a new address at which this conversation can be heard."""
+        key = secrets.token_urlsafe(16)
+        self._looks[key] = Look(conversation)
+        while len(self._looks) > MANY:
+            self._looks.popitem(last=False)
+        return key
+
+    def routes(self) -> list[Route]:
+        return [Route("/live/{key}", self.hear), Route("/live/{key}", self.heard, methods=["POST"])]
+
+    async def hear(self, request: Request) -> Response:
+        """The values, each a message with JSON; the event `end` when there are no more."""
+        key = request.path_params["key"]
+        if key not in self._looks:
+            return PlainTextResponse(GONE, 404)
+        look = self._looks[key] = Look(self._looks[key].conversation)
+        return StreamingResponse(
+            self._events(look), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    async def heard(self, request: Request) -> Response:
+        """The page has drawn the value of the number in the body."""
+        look, number = self._looks.get(request.path_params["key"]), await request.body()
+        if look and number.isdigit():
+            look.heard = max(look.heard, int(number[:9]))
+        return Response(status_code=204)
+
+    async def _events(self, look: Look) -> AsyncIterator[str]:
+        try:
+            async for value in self._view.watch(look):
+                yield message({"number": look.number(), **value})
+        except Exception as fault:  # noqa: BLE001  whatever it was, the page hears of it
+            yield message({"refused": sentence(fault)})
+        yield "event: end\ndata:\n\n"
+
+
+def message(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, separators=(',', ':'), ensure_ascii=False)}\n\n"

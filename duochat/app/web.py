@@ -7,10 +7,13 @@ import secrets
 from collections.abc import Sequence
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,8 +42,9 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                has = {name.lower() for name, _ in message.get("headers", ())}
-                message["headers"] = [*message.get("headers", ()), *(h for h in HEADERS if h[0] not in has)]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         await self.app(scope, receive, send_guarded)
@@ -51,7 +55,7 @@ class Guard:
         return own_origin(Headers(scope=scope)) and (path == "/" or path.startswith(USED))
 
 
-class Index:
+class Index(BaseHTTPMiddleware):
     """Puts the page's own head into the document and a fresh nonce on each of its scripts.
 
     Gradio adds `head` by script, late and in no order; with the nonce no other inline script runs, also if an
@@ -59,33 +63,20 @@ class Index:
     """
 
     def __init__(self, app: ASGIApp, head: str) -> None:
-        self.app, self.head = app, head
+        super().__init__(app)
+        self.head = head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/":
-            return await self.app(scope, receive, send)
-        start: Message = {}
-        body = bytearray()
+        await (super().__call__ if scope.get("path") == "/" else self.app)(scope, receive, send)
 
-        async def send_whole(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            elif message["type"] == "http.response.body":
-                body.extend(message.get("body", b""))
-                if not message.get("more_body"):
-                    for part in self._rewritten(start, bytes(body)):
-                        await send(part)
-
-        await self.app(scope, receive, send_whole)
-
-    def _rewritten(self, start: Message, body: bytes) -> tuple[Message, Message]:
-        nonce = secrets.token_urlsafe(16)
-        page = body.decode("utf-8").replace("</head>", self.head + "</head>", 1)
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        response, nonce = await call_next(request), secrets.token_urlsafe(16)
+        page = b"".join([part async for part in response.body_iterator]).decode()
+        page = page.replace("</head>", self.head + "</head>", 1)
         page = re.sub(r"<script(?=[\s>])", f'<script nonce="{nonce}"', page)
-        whole = page.encode("utf-8")
-        headers = [(k, v) for k, v in start.get("headers", ()) if k.lower() not in (b"content-length", POLICY_NAME)]
-        headers += [(b"content-length", str(len(whole)).encode()), (POLICY_NAME, policy(nonce).encode())]
-        return {**start, "headers": headers}, {"type": "http.response.body", "body": whole}
+        del response.headers["content-length"]
+        response.headers[POLICY] = policy(nonce)
+        return Response(page, response.status_code, response.headers)
 
 
 def policy(nonce: str = "") -> str:
@@ -98,20 +89,14 @@ def policy(nonce: str = "") -> str:
     )
 
 
-POLICY_NAME = b"content-security-policy"
-HEADERS = [
-    (POLICY_NAME, policy().encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-]
-MANIFEST = {
-    "name": "DuoChat", "short_name": "DuoChat", "start_url": "./", "scope": "./", "display": "standalone",
-    "background_color": "#fbfaf8", "theme_color": "#fbfaf8",
-    "description": "Chat that drafts on the CPU and verifies on the GPU at the same time.",
-    "icons": [{"src": "page/icon.svg", "sizes": "any", "type": "image/svg+xml", "purpose": "any"}],
-}  # fmt: skip
+POLICY = "content-security-policy"
+HEADERS = {
+    POLICY: policy(),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 
 def make_app(host: str, head: str, routes: Sequence[BaseRoute] = ()) -> FastAPI:
@@ -121,6 +106,6 @@ def make_app(host: str, head: str, routes: Sequence[BaseRoute] = ()) -> FastAPI:
     app.add_middleware(Guard)
     if host in LOOPBACK:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
-    app.add_api_route("/manifest.json", lambda: JSONResponse(MANIFEST), methods=["GET"])
+    app.add_api_route("/manifest.json", lambda: FileResponse(PAGE / "manifest.json"), methods=["GET"])
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     return app

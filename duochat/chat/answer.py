@@ -1,22 +1,19 @@
 """What an answer is so far: the one fold of its Steps. Page, race, recordings, terminal and API read it here.
 
-A `Step` is what is new; an `Answer` takes steps and holds text, phase, figures and all that was drafted. Standard
-library only.
+A `Step` is what is new; an `Answer` takes steps and holds text, phase, figures and all that was drafted.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from duochat.engine.rounds import Draft, Round, Stats, total
-
-if TYPE_CHECKING:
-    from duochat.chat.chat import Options
-    from duochat.config import Settings
 
 RECENT = 2.0  # seconds of an answer over which figures of "now" are taken
 
@@ -42,21 +39,20 @@ class Step:
     error: str = ""  # one sentence: what happened, what to do
 
     def to_json(self) -> str:
-        """One JSON line; `from_json` is its inverse."""
+        """One JSON line; `read_steps` reads such."""
         return _to_json(self)
 
-    @classmethod
-    def from_json(cls, line: str | Mapping[str, Any]) -> Step:
-        """Raises ValueError when the line is not a step."""
-        raw = json.loads(line) if isinstance(line, str) else dict(line)
-        try:
-            raw["round"] = Round.from_json(raw["round"]) if raw["round"] else None
-            raw["pieces"] = tuple(raw["pieces"])
-            raw["draft_texts"] = {int(id): text for id, text in raw["draft_texts"].items()}
-            raw["progress"] = tuple(raw["progress"]) if raw["progress"] else None
-            return cls(**raw)
-        except (KeyError, TypeError, AttributeError) as fault:
-            raise ValueError("not a step") from fault
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+_STEPS = TypeAdapter(list[Step], config=STRICT)
+
+
+def read_steps(lines: Iterable[str]) -> list[Step]:
+    """Raises ValueError when a line is no step, or a value in it is of a wrong kind; numbers must be finite."""
+    try:
+        return _STEPS.validate_json(f"[{','.join(lines)}]")
+    except ValidationError as fault:
+        raise ValueError("a trace holds values of a wrong kind") from fault
 
 
 def plain(record: Any) -> dict[str, Any]:
@@ -76,47 +72,6 @@ class Token:
     origin: str  # "accepted", "correction", "bonus" or "plain", see `Round.origins`
     prob: float | None  # the target's probability of it
     draft: int  # id of the drafted token that it is, or of the rejected one that a correction stands for; else -1
-
-
-class Engine(Protocol):
-    """What answers conversations, for all rooms above: the `Worker`, and the fakes of the tests.
-
-    One request at a time; every method may be called from any thread.
-    """
-
-    def reply(
-        self, messages: Sequence[Mapping[str, str]] | str, options: Options, cancelled: Callable[[], bool] = ...,
-        party: str = "",
-    ) -> Iterator[Step]:  # fmt: skip
-        """Answer the last message, or continue it if it is the assistant's own; continue a bare text as it stands.
-
-        party: who asks, the page by default. Parties that wait take turns, requests of one come in order.
-
-        Phases: "queued", "loading", "prefill", "decode", "done". Never raises: the last step says what went wrong.
-        Ends at once when cancelled."""
-        ...
-
-    def loading(self, cancelled: Callable[[], bool] = ...) -> Iterator[Step]:
-        """What is being loaded, until it is ready. Raises DuoChatError when it cannot be."""
-        ...
-
-    def status(self) -> dict[str, Any]:
-        """{state: "loading" | "ready" | "busy" | "dead", loading: (label, done, total) or None, hardware: as
-        `chat --json` has it, error, requests: answers under way and waiting, settings}."""
-        ...
-
-    def calibrate(self) -> dict[str, Any]:
-        """Measure both devices anew, when it is its turn; returns the hardware. Raises DuoChatError."""
-        ...
-
-    def change(self, settings: Settings, beside: bool = False, cancelled: Callable[[], bool] = ...) -> None:
-        """Load another pair, beside the present one if there is room, else in its place. Raises DuoChatError with the
-        reason when it cannot be or was cancelled; the one before is then in use."""
-        ...
-
-    def close(self) -> None:
-        """End the engine; answers under way end with an error."""
-        ...
 
 
 class Answer:

@@ -1,6 +1,7 @@
 """The engine's own process: prepares and loads a pair, then answers until the parent closes the pipe.
 
-It never waits for a reader: a thread of its own sends what it has to say. What it says is told in `Server`.
+It never waits for a reader: a thread of its own sends what it has to say. What it says is told in `Server`; sentences
+for what ends it, an exception that nobody expected or the death of the process, are here too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from duochat import DuoChatError
-from duochat.chat import faults
+from duochat import DuoChatError, terminal
 from duochat.chat.answer import Step
-from duochat.terminal import explained
 
 if TYPE_CHECKING:
     from duochat.chat.chat import Chat, Options
@@ -29,6 +28,16 @@ if TYPE_CHECKING:
 
 BEAT = 1.0  # seconds of silence after which the child says that it lives
 GATHER = 1 / 60  # seconds between two messages: the rounds of a fast engine go together, nobody reads faster
+DEATHS = {
+    "SIGKILL": f"The engine was killed (SIGKILL), most often because memory ran out: {terminal.MEMORY}.",
+    "SIGTERM": "The engine was ended from outside (SIGTERM): see who did it, then try again.",
+    "SIGILL": "A library of the engine was built for another processor (SIGILL): on this machine, run "
+    f"{terminal.INSTALL} --force-reinstall --no-cache-dir.",
+}
+CRASHED = (
+    "A library of the engine crashed ({}): its own words, if any, are on the terminal. Update llama-cpp-python and "
+    "torch, choose another pair, or start the servers of rpc again."
+)
 
 
 def serve(connection: Connection, settings: Any, prepare: Prepare) -> None:
@@ -115,9 +124,9 @@ class Server:
         except DuoChatError as fault:
             self._say("failed", str(fault))
         except Exception as fault:  # noqa: BLE001  see above; after a fault its state cannot be trusted any more
-            if not explained(fault):
+            if not terminal.explained(fault):
                 traceback.print_exc()
-            self._say("failed", faults.sentence(fault))
+            self._say("failed", sentence(fault))
 
     def _work(self, chat: Chat, kind: str, number: int, *rest: Any) -> None:
         self._sign_of_life, self._replying = monotonic(), kind == "reply"
@@ -143,3 +152,17 @@ class Server:
     def _calibrate(self, chat: Chat) -> None:
         chat.engine.calibrate()
         self._say("ready", chat.engine.describe())
+
+
+def sentence(fault: Exception) -> str:
+    """What happened and what to do, for an exception while models are loaded or used."""
+    return (
+        terminal.explained(fault) or f"The engine failed ({terminal.named(fault)}): try again, or choose another pair."
+    )
+
+
+def obituary(code: int | None, answering: bool) -> str:
+    """What the engine's process died of. code: its exit status, below 0 a signal. answering: a text was under way."""
+    name = signal.Signals(-code).name if code and code < 0 else ""
+    died = DEATHS.get(name) or (CRASHED.format(name) if name else f"The engine ended (exit status {code}): try again.")
+    return f"{died} The text so far is kept, and your next message starts it again." if answering else died

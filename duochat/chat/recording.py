@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from duochat import DuoChatError
-from duochat.chat.answer import Answer, Engine, Step
+from duochat.chat.answer import Answer, Step, read_steps
 from duochat.chat.chat import Options
+from duochat.chat.worker import Worker
 
 FORMAT = "duochat-trace"
 LONGEST_PROMPT = 8000  # characters
@@ -40,17 +41,18 @@ class Recording:
     def read(cls, lines: Iterable[str]) -> Recording:
         """Raises DuoChatError when the lines are not a trace."""
         try:
-            head, *steps = (json.loads(line) for line in lines if line.strip())
+            head, *steps = (line for line in lines if line.strip())
+            head = json.loads(head)
             if head.get("format") != FORMAT:
                 raise ValueError(head.get("format"))
             options = Options(**{**head["options"], "stop": tuple(head["options"].get("stop", ()))})
-            return cls(head["prompt"], options, tuple(map(Step.from_json, steps)), head["hardware"], head["costs"])
+            return cls(head["prompt"], options, tuple(read_steps(steps)), head["hardware"], head["costs"])
         except (ValueError, KeyError, TypeError, AttributeError) as fault:
             raise DuoChatError("This file is not a recorded answer: choose one that DuoChat wrote.") from fault
 
 
 def record(
-    engine: Engine, prompt: str, options: Options, cancelled: Callable[[], bool], seen: Callable[[Answer], None]
+    engine: Worker, prompt: str, options: Options, cancelled: Callable[[], bool], seen: Callable[[Answer], None]
 ) -> Recording:
     """Run the engine on the prompt and keep every step; seen: told of the answer at each.
 

@@ -6,7 +6,7 @@ A template is a stranger's program: whatever it does wrong becomes one sentence.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -77,14 +77,18 @@ class Template:
 
 def _alternating(messages: Messages) -> list[dict[str, str]]:
     """The same words for templates that know only user and assistant, in turns."""
-    merged: list[dict[str, str]] = []
+    return merged({**m, "role": m["role"].replace("system", "user")} for m in messages)
+
+
+def merged(messages: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Messages of the same role that follow each other as one."""
+    told: list[dict[str, str]] = []
     for message in messages:
-        role = "user" if message["role"] == "system" else message["role"]
-        if merged and merged[-1]["role"] == role:
-            merged[-1]["content"] += "\n\n" + message["content"]
+        if told and told[-1]["role"] == message["role"]:
+            told[-1]["content"] += f"\n\n{message['content']}"
         else:
-            merged.append({"role": role, "content": message["content"]})
-    return merged
+            told.append({"role": message["role"], "content": message["content"]})
+    return told
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -209,7 +209,7 @@ class AnswerText:
         text = self._held + new
         found = _first_stop(text, self._stop)
         self.stopped = found is not None
-        free = len(text) - _undecided(text, self._stop) if found is None else found
+        free = len(text) - undecided(text, self._stop) if found is None else found
         self._held = "" if self.stopped else text[free:]
         return text[:free]
 
@@ -220,7 +220,7 @@ def _first_stop(text: str, stops: Sequence[str]) -> int | None:
     return min(ends, default=(0, None))[1]
 
 
-def _undecided(text: str, stops: Sequence[str]) -> int:
+def undecided(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of the text that is a beginning of a stop string."""
     longest = max(map(len, stops), default=1) - 1
     lengths = range(min(longest, len(text)), 0, -1)

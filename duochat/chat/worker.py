@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from duochat import DuoChatError
 from duochat.chat import loading
-from duochat.chat.answer import Engine, Step
-from duochat.chat.child import serve
-from duochat.chat.faults import obituary
+from duochat.chat.answer import Step
+from duochat.chat.child import obituary, serve
 from duochat.engine.lanes import Cancelled, never
 
 if TYPE_CHECKING:
@@ -189,11 +188,11 @@ class _Line:
             return self._waiting.index(ticket)
 
 
-class Worker(Engine):
-    """An engine in a child process, which starts to load at once.
+class Worker:
+    """An engine in a child process, which starts to load at once. What answers conversations, for all rooms above.
 
-    prepare: builds the Chat in the child, see `loading.prepare`. patience: seconds without a sign of life after which
-    the child is ended.
+    One request at a time; every method may be called from any thread. prepare: builds the Chat in the child, see
+    `loading.prepare`. patience: seconds without a sign of life after which the child is ended.
     """
 
     def __init__(self, settings: Any, prepare: Prepare | None = None, patience: float = 120.0) -> None:
@@ -211,8 +210,14 @@ class Worker(Engine):
         return _Child(settings, self._prepare, self._patience, fallback)
 
     def reply(
-        self, messages: Messages, options: Options, cancelled: Callable[[], bool] = never, party: str = ""
+        self, messages: Messages | str, options: Options, cancelled: Callable[[], bool] = never, party: str = ""
     ) -> Iterator[Step]:
+        """Answer the last message, or continue it if it is the assistant's own; continue a bare text as it stands.
+
+        party: who asks, the page by default. Parties that wait take turns, requests of one come in order.
+        Phases: "queued", "loading", "prefill", "decode", "done". Never raises: the last step says what went wrong.
+        Ends at once when cancelled.
+        """
         with self._line.place(party) as ticket:
             try:
                 yield from self._turn(ticket, cancelled)
@@ -260,14 +265,16 @@ class Worker(Engine):
             return self._child
 
     def calibrate(self) -> dict[str, Any]:
+        """Measure both devices anew, when it is its turn; returns the hardware. Raises DuoChatError."""
         with self._line.place() as ticket:
             _exhaust(self._turn(ticket), self.loading())
             _exhaust(self._child.ask("calibrate"))
             return self._child.hardware
 
     def change(self, settings: Any, beside: bool = False, cancelled: Callable[[], bool] = never) -> None:
-        """Fetched and checked beside the present pair, which goes on answering; then loaded beside it too, or in its
-        place, after the requests before this one."""
+        """Load another pair: fetched and checked beside the present one, which goes on answering; then loaded beside it
+        too, or in its place, after the requests before this one. Raises DuoChatError with the reason when it cannot be
+        or was cancelled; the one before is then in use."""
         with self._lock:
             if self._next is not None:
                 raise DuoChatError("Another pair of models is being fetched: wait for it, then choose again.")
@@ -303,7 +310,8 @@ class Worker(Engine):
                 candidate.send("load", 0)
 
     def status(self) -> dict[str, Any]:
-        """As `Engine.status`; `choosing`: (label, done, total) of a pair that is fetched meanwhile, or None; `pid`."""
+        """state: "loading", "ready", "busy" or "dead". loading: (label, done, total) or None; choosing: the same of a
+        pair that is fetched meanwhile. hardware: as `chat --json` has it. requests: answers under way and waiting."""
         child, candidate = self._child, self._next
         return {
             "state": "busy" if child.state == "ready" and child.job else SHOWN.get(child.state, "loading"),
@@ -317,6 +325,7 @@ class Worker(Engine):
         }
 
     def close(self) -> None:
+        """End the engine; answers under way end with an error."""
         with self._lock:
             self._closed = True
         atexit.unregister(self.close)

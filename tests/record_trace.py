@@ -1,10 +1,13 @@
-"""Record an answer of the real pair for Learn: python -m duochat.app.trace assets/traces/NAME.jsonl PROMPT."""
+"""Record an answer of the real pair for Learn: python tests/record_trace.py assets/traces/NAME.jsonl PROMPT."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from duochat import config
 from duochat.chat.chat import Options

@@ -23,6 +23,7 @@ from duochat.config import load
 from duochat.models.convert import target_folder
 from duochat.models.fetch import fetch
 from duochat.models.folder import RECIPE, recipe, usable
+from duochat.models.weights import allocated
 
 FAMILIES = ("llama", "qwen2")
 KINDS = ("q4_k_m", "q8_0", "bf16", "f16")  # of a GGUF file
@@ -109,13 +110,11 @@ def widen(
 ) -> torch.nn.Module:
     """A model of the larger shape with the function of `small` (a Llama). Raises DuoChatError when it cannot fit."""
     wide = Wide(small, shape, device, seed)
-    large = wide.empty.to(dtype).to_empty(device=device)
-    large.tie_weights()
-    large.model.rotary_emb = type(large.model.rotary_emb)(wide.config).to(device)
+    large = allocated(wide.empty, device, dtype)
     for name, parameter in large.named_parameters():
         wide.fill(name, parameter)
     large.generation_config = copy.deepcopy(small.generation_config)
-    return large.eval().requires_grad_(False)
+    return large
 
 
 def config(small: Any, shape: Shape) -> Any:

@@ -11,7 +11,12 @@ torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
 
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from duochat import DuoChatError  # noqa: E402
 from duochat.distill import distill, gguf_file  # noqa: E402
@@ -41,7 +46,7 @@ HEAD = Head(VOCAB, [], 0.25, torch.device("cpu"))
 
 
 def config_of(family="llama", **changes):
-    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[family]
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family]
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"intermediate_size": 128, "head_dim": 16, "vocab_size": VOCAB, "max_position_embeddings": 256}
     rest = {"rms_norm_eps": 2.0**-17, "tie_word_embeddings": family == "llama"}
@@ -52,12 +57,14 @@ def sharp_llama(config=None, seed=0):
     """A random target that is sure of its next token, which depends on the last one and a little on those before."""
     torch.manual_seed(seed)
     config = config or config_of()
-    model = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}[config.model_type](config).requires_grad_(False)
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
     for name, value in model.named_parameters():
         if value.ndim == 2:
             value.uniform_(-1, 1).mul_(value.shape[1] ** -0.5)
         if name.endswith("bias"):
             value.uniform_(-0.1, 0.1)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            value.uniform_(0.2, 0.5)
     model.model.embed_tokens.weight.normal_(0, 0.1)
     if not config.tie_word_embeddings:
         model.lm_head.weight.copy_(model.model.embed_tokens.weight.flip(1))
@@ -81,14 +88,14 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen2"])
+@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3"])
 def target_file(tmp_path_factory, request):
     return write_target(tmp_path_factory.mktemp("target") / "target.gguf", request.param)
 
 
 def write_target(path, family):
-    """A toy GGUF file: 256 bytes as tokens, a few merges, two control tokens; a qwen2 has biases and a head apart."""
-    qwen = family == "qwen2"
+    """A toy GGUF file: 256 bytes as tokens, a few merges, two control tokens; a Qwen has a head apart."""
+    qwen = family != "llama"
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [f"{a} {b}" for a, b in (("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("Ġ", "t"))]
     tokens = ["<|start|>", "<|end|>", *characters, *(m.replace(" ", "") for m in merges)]

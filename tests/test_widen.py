@@ -16,7 +16,7 @@ from duochat.distill.widened import LIKE, Shape, widen, write
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
 from duochat.models import store
-from duochat.models.convert import require_target, target_folder
+from duochat.models.convert import require_target
 from duochat.models.folder import RECIPE, recipe, stands_for
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
@@ -170,7 +170,6 @@ def test_a_folder_says_what_it_stands_for(toy):
 def test_what_cannot_be_made_is_one_sentence_and_leaves_nothing(toy, fault, monkeypatch, capsys):
     said = {"disk": "no room left", "memory": "--like", "llama.cpp": "could not quantise", "folder": "is none"}[fault]
     if fault == "disk":
-        target_folder(toy)  # has room
         monkeypatch.setattr(store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
     elif fault == "memory":
         monkeypatch.setattr(widen_gguf, "COPIES", 10**9)

@@ -43,7 +43,12 @@ COVERED = (8192, 16384, 24576, 32768)  # sizes of a draft's vocabulary whose sha
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--target", required=True, metavar="GGUF", help="the target's GGUF file, of the llama or qwen2 architecture")
+    add(
+        "--target",
+        required=True,
+        metavar="GGUF",
+        help="its GGUF file, of the llama, qwen2 or qwen3 architecture",
+    )
     add("--out", type=Path, required=True, help="where the first student goes, as GGUF")
     add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
     add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")

@@ -20,33 +20,29 @@ from duochat.models import weights
 from duochat.models.gguf import Header, read
 from duochat.models.tokenizer import stops
 from duochat.models.trim import RANKING
-from duochat.models.weights import LAYER, MODEL, reordered
+from duochat.models.weights import LAYER, MODEL, NORMS, reordered
 
 COPIED = ("tokenizer.", "general.license", "general.languages")
-FAMILIES = ("llama", "qwen2")
 KEYS = {  # of a file, with transformers' names
     **{"embedding_length": "hidden_size", "block_count": "num_hidden_layers", "vocab_size": "vocab_size"},
     **{"feed_forward_length": "intermediate_size", "context_length": "max_position_embeddings"},
     **{"attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads"},
     **{"attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.dimension_count": "head_dim"},
 }
-OUTER = {inner: outer for outer, inner in (MODEL | LAYER).items()}
+OUTER = {inner: outer for outer, inner in (MODEL | LAYER | NORMS).items()}
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}  # torch converts these
 Kinds = dict[str, str]  # part of a tensor's name -> quantisation, "" = all others
 
 
 @dataclass(frozen=True)
 class Source:
-    """A GGUF file of a family that is a Llama, with or without biases at queries, keys and values."""
+    """A GGUF file of a family that `models.weights` knows."""
 
     header: Header
 
     @classmethod
     def open(cls, path: Path) -> Source:
         header = read(path)
-        if header.architecture not in FAMILIES:
-            known = " and ".join(FAMILIES)
-            raise DuoChatError(f"{path} is a {header.architecture} model: distill knows only {known}.")
         weights.config(header)  # refuses what would change the function
         return cls(header)
 
@@ -71,7 +67,7 @@ class Source:
 
 
 def outer(name: str) -> str:
-    """GGUF's name of a parameter of transformers' Llama and Qwen2."""
+    """GGUF's name of a parameter of transformers'."""
     layer, name = ("", name) if ".layers." not in name else name.removeprefix("model.layers.").split(".", 1)
     stem, _, kind = name.rpartition(".")
     return f"blk.{layer}.{OUTER[stem]}.{kind}" if layer else f"{OUTER[stem]}.{kind}"
@@ -123,7 +119,7 @@ def write(
     kind: Callable[[str], str],
     more: Mapping[str, Any],
 ) -> None:
-    """A file of a Llama or Qwen2 of transformers', a tensor at a time; the tokenizer is the source's.
+    """A file of a model of transformers', a tensor at a time; the tokenizer is the source's.
 
     parameters: by transformers' names; of what sizes they are. values: those of a name, asked for in this order. kind:
     the quantisation of a tensor of two dimensions, by its name in the file. more: of the metadata.

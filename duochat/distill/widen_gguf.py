@@ -16,7 +16,7 @@ from duochat import DuoChatError, terminal
 from duochat.distill import gguf_file
 from duochat.distill.gguf_file import Source
 from duochat.distill.widened import LIKE, Wide
-from duochat.models import store
+from duochat.models import store, weights
 from duochat.models.folder import KEY
 from duochat.models.store import Progress
 
@@ -26,18 +26,13 @@ COPIES = 3  # of the largest tensor in 32 bits, held at a time
 
 
 @torch.no_grad()
-def write(source: Path, folder: Path, like: str, path: Path, kind: str, progress: Progress = store.silent) -> None:
-    """Write `source` (a GGUF file of a Llama; `folder` has the same weights) with the shape `like`; kind: of BITS.
+def write(source: Path, like: str, path: Path, kind: str, progress: Progress = store.silent) -> None:
+    """Write `source` (a GGUF file of a Llama or Qwen2) with the shape `like`; kind: of BITS.
 
     Raises DuoChatError when it cannot be widened, or disk or memory do not suffice.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # its bars write over ours
     opened, device = Source.open(source), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    wide = Wide(small, LIKE[like], device)
+    wide = Wide(weights.loaded(opened.header), LIKE[like], device)
     require([p.numel() for p in wide.empty.parameters()], path, kind)
     with store.workshop(path) as half, store.disk_faults(path):
         made, plain = half / f"{kind}.gguf", kind if kind in PLAIN else "f16"

@@ -61,16 +61,16 @@ def main(args: argparse.Namespace) -> int:
     path = fetch(args.target or load().target)
     if args.gguf and path.suffix != ".gguf":
         raise DuoChatError(f"A GGUF file is widened from one, and {path.name} is none: name a GGUF file as --target.")
-    source, made = target_folder(path), args.out
-    args.out.mkdir(parents=True, exist_ok=True)
+    made = args.out
+    made.mkdir(parents=True, exist_ok=True)
     if args.gguf:
         from duochat.distill import widen_gguf
 
         made, bar = args.out / f"{args.like}-{args.gguf}.gguf", terminal.Bar()
-        widen_gguf.write(path, source, args.like, made, args.gguf, bar)
+        widen_gguf.write(path, args.like, made, args.gguf, bar)
         bar.close()
     else:
-        write(source, args.like, args.out)
+        write(target_folder(path), args.like, made)
     print(f"{made}: {path.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
     return 0
 

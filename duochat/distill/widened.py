@@ -20,9 +20,10 @@ from torch import Tensor
 
 from duochat import DuoChatError, terminal
 from duochat.config import load
-from duochat.models.convert import target_folder
+from duochat.engine.pytorch import loading
+from duochat.models import gguf, tokenizer
 from duochat.models.fetch import fetch
-from duochat.models.folder import RECIPE, recipe, usable
+from duochat.models.folder import RECIPE, recipe
 from duochat.models.weights import allocated
 
 FAMILIES = ("llama", "qwen2")
@@ -70,20 +71,18 @@ def main(args: argparse.Namespace) -> int:
         widen_gguf.write(path, args.like, made, args.gguf, bar)
         bar.close()
     else:
-        write(target_folder(path), args.like, made)
+        write(path, args.like, made)
     print(f"{made}: {path.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
     return 0
 
 
 def write(source: Path, like: str, out: Path) -> None:
-    """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
-    from transformers import AutoConfig
-
-    with usable(source):
-        small = AutoConfig.from_pretrained(source)
-    large = config(small, LIKE[like])
+    """The widened folder of a small target, a folder or a GGUF file. Raises DuoChatError when it does not fit."""
+    large = config(loading.read_config(source), LIKE[like])
     out.mkdir(parents=True, exist_ok=True)
     large.save_pretrained(out)
+    if source.is_file():
+        tokenizer.write_tokenizer(gguf.read(source), out)
     for name in KEPT:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
@@ -92,15 +91,13 @@ def write(source: Path, like: str, out: Path) -> None:
     (out / RECIPE).write_text(json.dumps(made))
 
 
-def build(folder: Path, device: torch.device, dtype: torch.dtype, attention: str) -> torch.nn.Module:
+def build(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """The widened model of a folder that `python -m duochat widen` wrote; its weights are made here, on the device."""
-    from transformers import AutoModelForCausalLM
-
     made = recipe(folder)
     source = Path(made["source"])
-    if not (source / "config.json").is_file():
+    if not source.exists():
         raise DuoChatError(f"{source}, which {folder} widens, is gone: run widen again.")
-    small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=attention)
+    small = loading.read(source, torch.device("cpu"), torch.float32)
     return widen(small, LIKE[made["like"]], device, dtype, made["seed"])
 
 

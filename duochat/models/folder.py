@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def recipe(folder: Path) -> dict[str, Any]:
     """How the weights of a folder are made at load, {} where they lie in it. Raises DuoChatError.
 
-    maker: the module whose `build(folder, device, dtype, attention)` does it. told: what users should know of it.
+    maker: the module whose `build(folder, device, dtype)` does it. told: what users should know of it.
     """
     path = folder / RECIPE
     made = read_json(path)

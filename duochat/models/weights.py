@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from duochat import DuoChatError
-from duochat.models import store
 from duochat.models.folder import usable
 from duochat.models.gguf import BLOCKS, Header, Tensor
+from duochat.models.tokenizer import stops
 
 if TYPE_CHECKING:
     import torch
@@ -113,19 +112,6 @@ def _strange_entries(header: Header) -> list[str]:
     return [k for k, v in about.items() if (v != same[k] if k in same else k not in ENTRIES or isinstance(v, list))]
 
 
-def unpack(header: Header, folder: Path) -> None:
-    """config.json and weights as transformers writes them; what is quantised becomes float32, which holds it exactly.
-
-    Memory: the whole model in float32.
-    """
-    from safetensors.torch import save_model
-
-    store.need_room(folder, sum(4 * t.elements for t in header.tensors))
-    model = loaded(header)
-    model.config.save_pretrained(folder)
-    save_model(model, str(folder / "model.safetensors"), {"format": "pt"})
-
-
 def loaded(
     header: Header, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> transformers.PreTrainedModel:
@@ -140,6 +126,7 @@ def loaded(
         values = pool.map(partial(_values, model.config), header.tensors)
         for tensor, unpacked in zip(header.tensors, values, strict=True):
             model.get_parameter(inner(tensor.name)).copy_(unpacked)
+    model.generation_config.eos_token_id = stops(header)
     return model
 
 

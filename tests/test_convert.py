@@ -74,11 +74,12 @@ def test_every_value_is_kept(tmp_path, kind):
         np.testing.assert_array_equal(made[f"{inside}.{what}"], dequantize(tensor.data, tensor.tensor_type))
 
 
-def test_a_model_in_parts_is_not_unpacked(tmp_path):
+def test_a_model_in_parts_is_read_as_one(tmp_path):
     write_gguf(tmp_path / "parts.gguf", part=8)
-    for use in (read_config, require_target):
-        with pytest.raises(DuoChatError, match="A GGUF in parts is not converted: as target"):
-            use(tmp_path / "parts-00001-of-00003.gguf")
+    parts, whole = (tmp_path / "parts-00001-of-00003.gguf", write_gguf(tmp_path / "whole.gguf"))
+    require_target(parts)
+    one, other = (weights.loaded(gguf.read(path)).state_dict() for path in (parts, whole))
+    assert all(one[name].equal(other[name]) for name in one.keys() | other.keys())
 
 
 @pytest.mark.parametrize(

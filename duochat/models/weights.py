@@ -81,8 +81,6 @@ def _refuse_unfit(header: Header) -> None:
     if header.architecture not in CLASSES:
         known = ", ".join(CLASSES)
         raise DuoChatError(f"A GGUF of architecture {header.architecture!r} is not converted (only {known}): {remedy}.")
-    if len(header.parts) > 1:
-        raise DuoChatError(f"A GGUF in parts is not converted: {remedy}.")
     if absent := next((name for name in SHAPE if header.get(name) is None), None):
         raise DuoChatError(f"{header.path} does not say its {absent}: fetch or copy the model again.")
     needed, held = _needed(header), {t.name: t for t in header.tensors}

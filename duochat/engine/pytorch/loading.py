@@ -12,8 +12,8 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.pytorch import linear
 from duochat.engine.pytorch.attention import NAME
-from duochat.models import gguf, weights
-from duochat.models.folder import OPTIONS, quiet, recipe, refuse_invented, usable
+from duochat.models import folder, gguf, weights
+from duochat.models.folder import recipe, usable
 
 
 def read_config(path: Path) -> Any:
@@ -35,20 +35,10 @@ def read(path: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Modul
     elif path.is_file():
         model = weights.loaded(gguf.read(path), device, dtype)
     else:
-        model = _weights(path, dtype)
+        model = folder.loaded(path, dtype=dtype, attn_implementation=NAME)
     if device.type == "cuda":
         linear.join(model, device)
     return model.to(device).eval().requires_grad_(False)
-
-
-def _weights(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
-    """The model as its files lie in memory; they are read when they are moved."""
-    from transformers import AutoModelForCausalLM
-
-    with quiet():
-        model, found = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, **OPTIONS)
-    refuse_invented(folder, model, found)
-    return model
 
 
 @torch.no_grad()

@@ -18,7 +18,6 @@ from duochat import DuoChatError, config
 from duochat.bench import (
     bench,
     contest,
-    drafts,
     machine,
     metrics,
     peers,
@@ -317,15 +316,14 @@ def plan_of(*rest, **options):
     return contest.Plan(QUESTIONS, *rest, tokenizer=Tokenizer(), context_length=1000, **options)
 
 
-def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=None, everybody=None, **args):
-    args = argparse.Namespace(
-        **{"json": tmp_path / "out.json", "html": tmp_path / "out.html", "resume": False, "simulate": False} | args
-    )
+def measure(tmp_path, engine=None, names=("autoregressive", "duotree"), plan=None, everybody=None, pairs=(), **args):
+    switches = dict.fromkeys(("resume", "simulate", "ties"), False)
+    args = argparse.Namespace(**{"json": tmp_path / "out.json", "html": tmp_path / "out.html"} | switches | args)
     plan = plan or plan_of(max_tokens=24)
     about = {key: dict(value) for key, value in ABOUT.items()}
     engine = engine or Engine()
-    ours = everybody or [contest.Decoder(name, engine) for name in names]
-    status = bench.measure(args, plan, engine, ours, about)
+    ours = everybody or bench.entered(names, engine, dict(pairs))
+    status = bench.measure(args, plan, engine, ours, about, dict(pairs))
     return status, json.loads(args.json.read_text())
 
 
@@ -551,22 +549,25 @@ def test_the_simulation_is_reported_beside_what_was_measured(tmp_path, capsys):
     assert f"{error:+.1f} %" in capsys.readouterr().out
 
 
-def test_drafts_are_compared_by_agreement_and_speed():
+def test_drafts_are_compared_by_agreement_and_speed(tmp_path, capsys):
     """A perfect draft agrees always, one that is never right never; agreement can be had alone."""
     engine = Pair(FakeTarget(eos=(), delay=lambda: 2e-3), FakeDrafter(), costs())
     engine.target.shares_cores = True
+    engine.describe = Engine().describe
     pairs = {name: Pair(engine.target, FakeDrafter(name), costs()) for name in ("perfect", "wrong")}
     for pair in pairs.values():
         pair.drafter.describe = lambda: {"draft_backend": "paper"}
     plan = plan_of(Sampling(0.7, seed=2), max_tokens=24)
-    found = drafts.compare(engine, pairs, ["duotree"], plan, lambda *_: None).set_index("draft")
-    assert found.loc["perfect", ["rank-1", "top-4", "lane"]].tolist() == ["1.000", "1.000", "paper"]
-    assert found.loc["wrong", "rank-1"] == "0.000"
-    assert float(found.loc["perfect", "τ"]) > 1.5 > float(found.loc["wrong", "τ"])
-    assert float(found.loc["", "τ"]) == 1
-    alone = drafts.compare(engine, pairs, [], plan, lambda *_: None).set_index("draft")
-    assert alone[["rank-1", "top-4"]].equals(found[["rank-1", "top-4"]])
-    assert set(alone["τ"][1:]) == {""}
+    _, results = measure(tmp_path, engine, plan=plan, pairs=pairs)
+    perfect, wrong = (results["drafts"][name] for name in ("perfect", "wrong"))
+    assert (perfect["rank-1"], perfect["top-4"], perfect["lane"], wrong["rank-1"]) == (1, 1, "paper", 0)
+    lengths = {name: entry["all"]["mean_accepted_length"] for name, entry in results["decoders"].items()}
+    assert lengths["autoregressive"] == 1
+    assert lengths["perfect duotree"] > 1.5 > lengths["wrong duotree"]
+    assert "paper" in capsys.readouterr().out
+    _, alone = measure(tmp_path, engine, names=["autoregressive"], plan=plan, pairs=pairs)
+    assert alone["drafts"] == results["drafts"]
+    assert list(alone["decoders"]) == ["autoregressive"]
 
 
 # ---------------------------------------------------------------- peers

@@ -18,8 +18,9 @@ from duochat.chat.chat import Chat, Options, conversation, fit
 from duochat.chat.text import CHARACTER_PART, AnswerText, Tokenizer
 from duochat.config import load
 from duochat.engine.sampling import Sampling
-from duochat.models.convert import target_folder
+from duochat.models import gguf
 from duochat.models.fetch import fetch
+from duochat.models.tokenizer import write_tokenizer
 
 BYTES = byte_tokenizer()
 SENTENCES = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -243,7 +244,8 @@ class TestTemplate:
     def test_a_file_of_one_part_is_read_like_the_folder_made_of_it(self, tmp_path, monkeypatch):
         monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
         path = write_gguf(tmp_path / "toy.gguf")
-        one, other = Tokenizer.load(path), Tokenizer.load(target_folder(path))
+        write_tokenizer(gguf.read(path), tmp_path)
+        one, other = Tokenizer.load(path), Tokenizer.load(tmp_path)
         assert one.prompt([user("Hi 🙂")]) == other.prompt([user("Hi 🙂")])
         assert one.eos == {0, 2} >= other.eos == {2}
 
@@ -484,9 +486,11 @@ def test_streaming_costs_the_same_for_every_token():
 
 
 @pytest.fixture(scope="module")
-def folder():
-    """The default target's folder, fetched and converted once."""
-    return target_folder(fetch(load().target))
+def folder(tmp_path_factory):
+    """A folder with the default target's tokenizer."""
+    made = tmp_path_factory.mktemp("default")
+    write_tokenizer(gguf.read(fetch(load().target)), made)
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Converting a GGUF target: the same function, the same tokens as llama.cpp, made once."""
+"""A GGUF target on torch: the same function, the same tokens as llama.cpp."""
 
 import json
 import os
@@ -18,9 +18,10 @@ from toy_models import byte_level_vocabulary, sentencepiece_vocabulary, write_gg
 
 from duochat import DuoChatError
 from duochat.chat.text import Tokenizer
+from duochat.engine.pytorch.loading import end_tokens, read_config
 from duochat.models import gguf, weights
 from duochat.models import tokenizer as conversion
-from duochat.models.convert import converted, require_target, target_folder
+from duochat.models.files import require_target
 from duochat.models.sentencepiece import Pieces
 
 KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1]
@@ -50,11 +51,10 @@ def test_the_converted_model_is_the_same_function(tmp_path, architecture):
     """llama.cpp on the file and transformers on the folder give the same logits (fp32 throughout)."""
     import llama_cpp
     import torch
-    from transformers import AutoModelForCausalLM
 
     path = write_gguf(tmp_path / "toy.gguf", architecture, quantized=GGMLQuantizationType.F32)
     ids = [5, 9, 77, 300, 4]
-    model = AutoModelForCausalLM.from_pretrained(target_folder(path), dtype=torch.float32)
+    model = weights.loaded(gguf.read(path))
     with torch.no_grad():
         ours = model(torch.tensor([ids])).logits[0].numpy()
     theirs = llama_cpp.Llama(str(path), n_ctx=64, logits_all=True, n_threads=1, type_k=0, type_v=0, verbose=False)
@@ -66,7 +66,7 @@ def test_the_converted_model_is_the_same_function(tmp_path, architecture):
 def test_every_value_is_kept(tmp_path, kind):
     """What is quantised becomes exactly what the gguf package makes of it."""
     path = write_gguf(tmp_path / "toy.gguf", "qwen2", quantized=kind)
-    made = load_file(target_folder(path) / "model.safetensors")
+    made = dict(weights.loaded(gguf.read(path)).named_parameters())
     assert len(made) == len(GGUFReader(path).tensors)
     for tensor in GGUFReader(path).tensors:
         *layer, part, what = tensor.name.split(".")
@@ -74,51 +74,12 @@ def test_every_value_is_kept(tmp_path, kind):
         np.testing.assert_array_equal(made[f"{inside}.{what}"], dequantize(tensor.data, tensor.tensor_type))
 
 
-def test_it_is_made_once_and_follows_the_content(tmp_path):
-    path = write_gguf(tmp_path / "toy.gguf")
-    folder = target_folder(path)
-    stamp = (folder / "config.json").stat().st_mtime_ns
-    (tmp_path / "moved").mkdir()
-    assert target_folder(path.rename(tmp_path / "moved" / "toy.gguf")) == folder
-    assert (folder / "config.json").stat().st_mtime_ns == stamp
-    write_gguf(path, quantized=GGMLQuantizationType.Q4_1)
-    assert target_folder(path) != folder
-
-
-def test_a_change_in_the_middle_is_seen(tmp_path):
-    """Guards against old weights after a merge that touches the middle layers only."""
-    path = write_gguf(tmp_path / "toy.gguf", vocabulary=byte_level_vocabulary())
-    folder, raw = target_folder(path), bytearray(path.read_bytes())
-    raw[gguf.read(path).tensors[10].offset + 5] ^= 1
-    path.write_bytes(raw)
-    assert target_folder(path) != folder
-
-
-def test_a_later_start_reads_no_weights(tmp_path, monkeypatch):
-    from duochat.models import store
-
-    path = write_gguf(tmp_path / "toy.gguf")
-    folder = target_folder(path)
-    monkeypatch.setattr(store, "sha256", None)
-    assert target_folder(path) == folder
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_a_folder_cut_short_in_the_cache_is_made_anew(tmp_path, name):
-    path = write_gguf(tmp_path / "toy.gguf")
-    file = target_folder(path) / name
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    assert (target_folder(path) / name).read_bytes() == whole
-    file.unlink()
-    assert (target_folder(path) / name).read_bytes() == whole
-
-
-def test_a_model_in_parts_is_not_unpacked(tmp_path):
+def test_a_model_in_parts_is_read_as_one(tmp_path):
     write_gguf(tmp_path / "parts.gguf", part=8)
-    for use in (target_folder, require_target):
-        with pytest.raises(DuoChatError, match="A GGUF in parts is not converted: as target"):
-            use(tmp_path / "parts-00001-of-00003.gguf")
+    parts, whole = (tmp_path / "parts-00001-of-00003.gguf", write_gguf(tmp_path / "whole.gguf"))
+    require_target(parts)
+    one, other = (weights.loaded(gguf.read(path)).state_dict() for path in (parts, whole))
+    assert all(one[name].equal(other[name]) for name in one.keys() | other.keys())
 
 
 @pytest.mark.parametrize(
@@ -133,7 +94,7 @@ def test_a_model_in_parts_is_not_unpacked(tmp_path):
 def test_a_missing_tensor_is_named(tmp_path, architecture, name):
     """transformers would invent it, at random, anew at each start."""
     path = write_gguf(tmp_path / "toy.gguf", architecture, without=[name])
-    for use in (target_folder, require_target):
+    for use in (read_config, require_target):
         with pytest.raises(DuoChatError, match=f"lacks the tensor {name}: fetch or copy the whole model"):
             use(path)
 
@@ -144,25 +105,6 @@ def test_a_header_that_does_not_say_its_shape_is_refused(tmp_path):
     path.write_bytes(raw.replace(b"llama.embedding_length", b"llama.embedding_lengtx"))
     with pytest.raises(DuoChatError, match="does not say its embedding_length"):
         require_target(path)
-
-
-def test_an_interrupted_conversion_starts_afresh(tmp_path, monkeypatch):
-    path = write_gguf(tmp_path / "toy.gguf")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(conversion, "settings", None)  # breaks after the weights
-        with pytest.raises(TypeError):
-            target_folder(path)
-    assert not converted(gguf.read(path)).exists()
-    assert load_file(target_folder(path) / "model.safetensors")
-
-
-def test_a_disk_too_small_is_said_before_writing(tmp_path, monkeypatch):
-    from duochat.models import store
-
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(DuoChatError, match=r"no room left: .* are needed for"):
-        target_folder(write_gguf(tmp_path / "toy.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +118,7 @@ def test_a_disk_too_small_is_said_before_writing(tmp_path, monkeypatch):
 )
 def test_what_would_not_be_the_same_function_is_refused(tmp_path, architecture, extra, says):
     path = write_gguf(tmp_path / "toy.gguf", architecture, extra=extra)
-    for use in (target_folder, require_target):
+    for use in (read_config, require_target):
         with pytest.raises(DuoChatError, match=says):
             use(path)
 
@@ -242,15 +184,17 @@ def test_letters_are_never_joined_to_a_control_token():
 def test_an_unknown_vocabulary_is_refused(tmp_path):
     path = write_gguf(tmp_path / "toy.gguf", extra={"tokenizer.ggml.pre": "klingon"})
     with pytest.raises(DuoChatError, match="kind 'klingon' is not converted"):
-        target_folder(path)
+        Tokenizer.load(path)
 
 
 def test_template_and_stop_tokens_come_along(tmp_path):
-    folder = target_folder(write_gguf(tmp_path / "toy.gguf"))
-    config = json.loads((folder / "tokenizer_config.json").read_text())
+    header = gguf.read(write_gguf(tmp_path / "toy.gguf"))
+    conversion.write_tokenizer(header, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert config["chat_template"] == toy_models.TEMPLATE
     assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
-    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+    assert json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
+    assert end_tokens(weights.loaded(header)) == {0, 2}
 
 
 # ---------------------------------------------------------------- folders
@@ -265,17 +209,10 @@ def model_folder(folder, **files):
     return folder
 
 
-def test_a_whole_folder_stays_itself(tmp_path):
-    folder = model_folder(tmp_path / "m", tokenizer_json="{}")
-    save_file({"a": np.zeros(3), "b": np.ones(2)}, folder / "model.safetensors")
-    assert target_folder(folder) == folder
-
-
 def test_a_folder_with_pieces_only_is_read(tmp_path):
     """The Vicuna folders on the hub are such."""
     folder = model_folder(tmp_path / "m", model_bin="weights")
     write_sentencepiece(folder / "tokenizer.model", *sentencepiece_vocabulary())
-    assert target_folder(folder) == folder
     tokens = sentencepiece_vocabulary()[0]
     assert [tokens[id] for id in Tokenizer.load(folder).encode("the model")] == ["▁the", "▁model"]
 

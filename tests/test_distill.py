@@ -3,7 +3,6 @@
 import argparse
 import json
 import random
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -13,10 +12,17 @@ torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 pre_tokenizers = pytest.importorskip("tokenizers").pre_tokenizers
 
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    LlamaConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
 from duochat import DuoChatError  # noqa: E402
 from duochat.distill import distill, gguf_file  # noqa: E402
 from duochat.distill.evaluate import Answered, agreement  # noqa: E402
-from duochat.distill.student import Llama, Shape, deepened, student_of  # noqa: E402
+from duochat.distill.student import deepened, hidden, sizes, student_of  # noqa: E402
 from duochat.distill.texts import TAUGHT, WINDOW, Text, Texts  # noqa: E402
 from duochat.distill.training import (  # noqa: E402
     Head,
@@ -26,31 +32,53 @@ from duochat.distill.training import (  # noqa: E402
     q4_0,
     share_of_rate,
 )
-from duochat.distill.writing import ANSWER, Format, Row, Writer, best, plan  # noqa: E402
+from duochat.distill.writing import ANSWER, BUCKET, Format, Row, Writer, best, plan  # noqa: E402
+from duochat.models import gguf as header  # noqa: E402
+from duochat.models import weights  # noqa: E402
 from duochat.models.trim import RANKING  # noqa: E402
 
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
-SHAPE = Shape(width=64, layers=2, heads=4, kv_heads=2, ffn=128, vocab=300, context=256, norm_eps=2.0**-17)
+VOCAB = 300
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 
-HEAD = Head(SHAPE.vocab, [], 0.25, torch.device("cpu"))
+HEAD = Head(VOCAB, [], 0.25, torch.device("cpu"))
 
 
-def sharp_llama(shape: Shape = SHAPE, seed: int = 0) -> Llama:
+def config_of(family="llama", **changes):
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}[family]
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"intermediate_size": 128, "head_dim": 16, "vocab_size": VOCAB, "max_position_embeddings": 256}
+    rest = {"rms_norm_eps": 2.0**-17, "tie_word_embeddings": family == "llama"}
+    return kind(**sizes | rest | changes)
+
+
+def sharp_llama(config=None, seed=0):
     """A random target that is sure of its next token, which depends on the last one and a little on those before."""
     torch.manual_seed(seed)
-    model = Llama(shape).requires_grad_(False)
-    model.token_embd.weight.mul_(0.1)
-    if model.output is not None:
-        model.output.weight.copy_(model.token_embd.weight.flip(1))
-    model.output_norm.weight.mul_(30)
-    for block in model.blk:
-        block.ffn_down.weight.mul_(6)
-        block.attn_output.weight.mul_(0.3)
+    config = config or config_of()
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
+    for name, value in model.named_parameters():
+        if value.ndim == 2:
+            value.uniform_(-1, 1).mul_(value.shape[1] ** -0.5)
+        if name.endswith("bias"):
+            value.uniform_(-0.1, 0.1)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            value.uniform_(0.2, 0.5)
+    model.model.embed_tokens.weight.normal_(0, 0.1)
+    if not config.tie_word_embeddings:
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight.flip(1))
+    model.model.norm.weight.mul_(30)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.weight.mul_(6)
+        layer.self_attn.o_proj.weight.mul_(0.3)
     return model
+
+
+def logits_of(model, ids):
+    return model.lm_head(hidden(model, ids))
 
 
 @pytest.fixture(autouse=True)
@@ -62,18 +90,18 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen2"])
+@pytest.fixture(scope="session", params=["llama", "qwen2", "qwen3"])
 def target_file(tmp_path_factory, request):
     return write_target(tmp_path_factory.mktemp("target") / "target.gguf", request.param)
 
 
 def write_target(path, family):
-    """A toy GGUF file: 256 bytes as tokens, a few merges, two control tokens; a qwen2 has biases and a head apart."""
-    qwen = family == "qwen2"
+    """A toy GGUF file: 256 bytes as tokens, a few merges, two control tokens; a Qwen has a head apart."""
+    qwen = family != "llama"
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [f"{a} {b}" for a, b in (("t", "h"), ("i", "n"), ("e", "r"), ("a", "n"), ("Ġ", "t"))]
     tokens = ["<|start|>", "<|end|>", *characters, *(m.replace(" ", "") for m in merges)]
-    tokens += [f"[unused{i}]" for i in range(SHAPE.vocab - len(tokens))]
+    tokens += [f"[unused{i}]" for i in range(VOCAB - len(tokens))]
     writer = gguf.GGUFWriter(path, family)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2" if qwen else "smollm")
@@ -84,38 +112,44 @@ def write_target(path, family):
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    _add_model(writer, sharp_llama(replace(SHAPE, biased=qwen, tied=not qwen)))
+    _add_model(writer, sharp_llama(config_of(family)))
     return path
 
 
 def _add_model(writer, model):
-    for name, key in gguf_file.KEYS.items():
-        value = getattr(model.shape, name)
+    for key, name in gguf_file.KEYS.items():
+        value = getattr(model.config, name)
         (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{writer.arch}.{key}", value)
-    writer.add_rope_dimension_count(model.shape.head_width)
-    for name, value in model.state_dict().items():
-        writer.add_tensor(name, value.numpy())
+    for name, value in model.named_parameters():
+        writer.add_tensor(gguf_file.outer(name), weights.reordered(value, model.config, name).numpy())
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
 
 
-def test_stepping_with_a_cache_gives_the_logits_of_one_forward():
-    model, ids = sharp_llama(), torch.randint(0, SHAPE.vocab, (3, 12))
-    whole = model.logits(model(ids))
-    caches = model.cache(3, 16)
-    for at in range(12):
-        stepped = model.step(ids[:, at], caches, torch.tensor([at]), torch.arange(16) <= at)
-        torch.testing.assert_close(stepped, whole[:, at], rtol=1e-4, atol=1e-3)
+def loaded(path):
+    return weights.loaded(header.read(path))
+
+
+def test_stepping_with_a_cache_gives_the_logits_of_one_forward(target_file):
+    """On each side of a bucket of the cache."""
+    source = gguf_file.Source.open(target_file)
+    target = loaded(target_file)
+    text = Writer(target, Format.of(source), batch=2, length=BUCKET + 40).answer([[0, 50, 60], [0, 70, 80, 90]], 1.0)
+    target.set_attn_implementation("sdpa")
+    whole = logits_of(target, torch.from_numpy(text.tokens).long())[:, :-1]
+    found = whole.gather(-1, torch.from_numpy(text.likely).long()[:, :-1]) - whole.amax(-1, True)
+    torch.testing.assert_close(torch.from_numpy(text.logits[:, :-1]).float(), found, atol=0.02, rtol=2e-3)
+    assert found[:, BUCKET:].std() > 1
 
 
 def test_gguf_returns_the_weights_that_were_written(target_file, tmp_path):
     source, model = gguf_file.Source.open(target_file), sharp_llama(seed=1)
     assert source.tokenizer.encode("in the") == [source.header.tokens.index(t) for t in ("in", "Ġ", "th", "e")]
-    gguf_file.write(model, source, tmp_path / "again.gguf", "f32", "again")
+    gguf_file.write_student(model, source, tmp_path / "again.gguf", "f32", "again")
     again = gguf_file.Source.open(tmp_path / "again.gguf")
-    assert again.shape == model.shape
-    for name, value in again.model().state_dict().items():
+    assert sizes(again.config) == sizes(model.config)
+    for name, value in loaded(again.path).state_dict().items():
         assert torch.equal(value, model.state_dict()[name]), name
     kept = [{k: v for k, v in s.header.metadata.items() if k.startswith("tokenizer.")} for s in (source, again)]
     assert kept[0] == kept[1]
@@ -125,11 +159,11 @@ def test_llama_cpp_gives_the_torch_models_logits(target_file, tmp_path):
     """Guards the order of query and key rows: a wrong rotary pairing leaves position 0 right and all others wrong."""
     llama_cpp = pytest.importorskip("llama_cpp")
     source, student, ids = gguf_file.Source.open(target_file), sharp_llama(seed=2), [5, 80, 200, 7, 9, 33]
-    gguf_file.write(student, source, tmp_path / "student.gguf", "f32", "student")
-    for path, model in ((target_file, source.model()), (tmp_path / "student.gguf", student)):
+    gguf_file.write_student(student, source, tmp_path / "student.gguf", "f32", "student")
+    for path, model in ((target_file, loaded(target_file)), (tmp_path / "student.gguf", student)):
         runner = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
         runner.eval(ids)
-        expected = model.logits(model(torch.tensor([ids])))[0].numpy()
+        expected = logits_of(model, torch.tensor([ids]))[0].numpy()
         assert np.abs(runner.scores[: len(ids)] - expected).max() < 0.02 * np.abs(expected).max()
 
 
@@ -140,9 +174,12 @@ def test_unknown_quantisation_and_unfit_students_are_named():
         Plan.parse("wide")
     for unfit in ("48x1", "32x1x40", "32x3", "96x1"):
         with pytest.raises(DuoChatError, match="multiple of 32 up to 64, its layers at most 2"):
-            Plan.parse(unfit).shape(SHAPE)
-    wide = replace(SHAPE, width=192, heads=12)
-    assert Plan.parse("192x1x64@0.1").shape(wide) == replace(wide, layers=1, kv_heads=4, ffn=64)
+            Plan.parse(unfit).config(config_of())
+    wide = config_of("qwen2", hidden_size=192, num_attention_heads=12)
+    student = Plan.parse("192x1x64@0.1").config(wide)
+    assert list(sizes(student).values()) == [192, 64, 1, 12, 4]
+    kept = ("vocab_size", "rms_norm_eps", "rope_parameters", "head_dim", "max_position_embeddings")
+    assert all(getattr(student, name) == getattr(wide, name) for name in kept)
 
 
 def test_format_cuts_the_template_around_the_turns(target_file):
@@ -154,14 +191,16 @@ def test_format_cuts_the_template_around_the_turns(target_file):
 
 def test_greedy_answers_are_the_argmax_of_the_target(target_file):
     source = gguf_file.Source.open(target_file)
-    target = source.model()
+    target = loaded(target_file)
     text = Writer(target, Format.of(source), batch=2, length=24).answer([[0, 50, 60], [0, 70, 80, 90, 91]], 0.0)
     assert text.tokens[0, :3].tolist() == [0, 50, 60]
     assert text.tokens[1, :5].tolist() == [0, 70, 80, 90, 91]
-    logits = target.logits(target(torch.from_numpy(text.tokens).long()))
+    target.set_attn_implementation("sdpa")
+    logits = logits_of(target, torch.from_numpy(text.tokens).long())
     for row in range(2):
         places = text.answers[row].nonzero()[0]
         assert len(places) > 3
+        logits[row, places[0] - 1, 1] = -torch.inf  # no answer is empty
         assert logits[row, places - 1].argmax(-1).tolist() == text.tokens[row, places].tolist()
         kept = text.likely[row, places - 1]
         assert kept.shape == (len(places), TAUGHT)
@@ -186,7 +225,7 @@ def test_rows_follow_stems_caps_and_template(target_file):
     chat = Format.of(source)
     row = Row(([100, 101], [102]), (1.0, 0.0, 1.0), shortest=(2, 3, 5), longest=(3, 4, 6))
     length = len(chat.opening) + len(chat.to_answer) + len(chat.to_user) + 30
-    text = Writer(source.model(), chat, 1, length).write([row])
+    text = Writer(loaded(target_file), chat, 1, length).write([row])
     ids, role = text.tokens[0].tolist(), text.answers[0].tolist()
     assert ids[: len(chat.opening) + 2] == [*chat.opening, 100, 101]
     first = role.index(True)
@@ -216,12 +255,13 @@ def test_rounding_is_that_of_the_file():
 def test_coarse_parameters_are_rounded_for_the_forward_alone():
     model = sharp_llama()
     names = gguf_file.coarse(model, "q8_0,token_embd=q4_0")
-    assert names == ["token_embd.weight"]
-    student, exact = Student(Plan.parse("64x1"), model, HEAD, names), model.token_embd.weight.clone()
+    assert names == ["model.embed_tokens.weight"]
+    embedding = model.model.embed_tokens.weight
+    student, exact = Student(Plan.parse("64x1"), model, HEAD, names), embedding.clone()
     with student.rounded():
-        assert torch.equal(model.token_embd.weight, q4_0(exact))
-        assert not torch.equal(model.token_embd.weight, exact)
-    assert torch.equal(model.token_embd.weight, exact)
+        assert torch.equal(embedding, q4_0(exact))
+        assert not torch.equal(embedding, exact)
+    assert torch.equal(embedding, exact)
 
 
 def test_equal_shapes_learn_together_as_torchs_muon_lets_each_alone():
@@ -248,9 +288,9 @@ def test_rate_warms_up_stays_and_ends_at_zero():
     assert share_of_rate(1.0) == 0.0
 
 
-def _taught(target: Llama, rows: int = 64, length: int = 32, kept: int = TAUGHT) -> Text:
-    ids = torch.randint(2, target.shape.vocab, (rows, length))
-    likely, logits = best(target.logits(target(ids)).flatten(0, 1), kept)
+def _taught(target, rows: int = 64, length: int = 32, kept: int = TAUGHT) -> Text:
+    ids = torch.randint(2, target.config.vocab_size, (rows, length))
+    likely, logits = best(logits_of(target, ids).flatten(0, 1), kept)
     found = [part.unflatten(0, ids.shape).numpy() for part in (likely.int(), logits.half())]
     return Text(ids.int().numpy(), np.ones((rows, length), dtype=bool), *found)
 
@@ -260,16 +300,16 @@ def test_head_gradients_by_hand_are_autograds(frequent):
     """The gradients of the tied embedding and of a matrix below, against a loss written out plainly: over what the
     target's most likely tokens and the tokens to be proposed have in common."""
     target = sharp_llama()
-    head = Head(SHAPE.vocab, frequent, 0.25, torch.device("cpu"))
-    student = Student(Plan.parse("32x1"), student_of(target, Plan.parse("32x1").shape(SHAPE)), head)
+    head = Head(VOCAB, frequent, 0.25, torch.device("cpu"))
+    student = Student(Plan.parse("32x1"), student_of(target, Plan.parse("32x1").config(target.config)), head)
     batch = next(Texts([_taught(target, kept=4)], 128, torch.device("cpu"), 0).batches())
     student.differentiate(batch)
     found = [p.grad.clone() for p in student.model.parameters()]
     student.model.zero_grad()
-    proposed = torch.tensor(frequent or range(SHAPE.vocab))
-    hidden = student.model(batch.tokens).flatten(0, 1)[batch.places]
-    scores = (hidden @ student.model.token_embd.weight[proposed].T).log_softmax(-1)
-    taught = torch.full((len(batch.places), SHAPE.vocab), -torch.inf)
+    proposed = torch.tensor(frequent or range(VOCAB))
+    states = hidden(student.model, batch.tokens).flatten(0, 1)[batch.places]
+    scores = (states @ student.embedding[proposed].T).log_softmax(-1)
+    taught = torch.full((len(batch.places), VOCAB), -torch.inf)
     taught = taught.scatter(1, batch.likely.long(), batch.logits.float())[:, proposed]
     some = taught.isfinite().any(-1)
     assert some.all() != bool(frequent)
@@ -300,18 +340,18 @@ def test_long_rows_are_read_in_windows_and_whole():
 
 
 def test_a_student_comes_to_agree_and_survives_a_lost_step():
-    target = sharp_llama(replace(SHAPE, vocab=120))
-    shape = Plan.parse("64x1").shape(target.shape)
+    target = sharp_llama(config_of(vocab_size=120))
+    config = Plan.parse("64x1").config(target.config)
     head = Head(120, [], 0.25, torch.device("cpu"))
-    student = Student(Plan.parse("64x1"), student_of(target, shape), head)
+    student = Student(Plan.parse("64x1"), student_of(target, config), head)
     ids = torch.randint(2, 120, (40,)).tolist()
-    chosen = target.logits(target(torch.tensor([ids])))[0].argmax(-1).tolist()
+    chosen = logits_of(target, torch.tensor([ids]))[0].argmax(-1).tolist()
     asked = [Answered("toy", ids, 1, chosen[:-1])]
     before = agreement(student.model, asked)["mean"]["top4"]
     batches = Texts([_taught(target, rows=2000)], 512, torch.device("cpu"), 0).batches()
     for step, batch in zip(range(100), batches, strict=False):
         if step == 55:
-            student.model.blk[0].attn_q.weight.data.fill_(float("nan"))
+            student.model.model.layers[0].self_attn.q_proj.weight.data.fill_(float("nan"))
         student.step(batch, share_of_rate(step / 100))
     assert student.slower == 0.5
     assert agreement(student.model, asked)["mean"]["top4"] > before + 0.1
@@ -320,35 +360,35 @@ def test_a_student_comes_to_agree_and_survives_a_lost_step():
 def test_a_deepened_student_keeps_its_function(target_file, tmp_path):
     source = gguf_file.Source.open(target_file)
     plans = Plan.parse("32x1"), Plan.parse("32x2")
-    earlier = student_of(source.model(), plans[0].shape(source.shape))
-    gguf_file.write(earlier, source, tmp_path / "earlier.gguf", "f16", "earlier")
-    read = gguf_file.Source.open(tmp_path / "earlier.gguf").model()
-    deeper = deepened(read, plans[1].shape(source.shape))
+    earlier = student_of(loaded(target_file), plans[0].config(source.config))
+    gguf_file.write_student(earlier, source, tmp_path / "earlier.gguf", "f16", "earlier")
+    read = loaded(tmp_path / "earlier.gguf")
+    deeper = deepened(read, plans[1].config(source.config))
     ids = torch.tensor([[3, 7, 11, 2]])
-    torch.testing.assert_close(deeper(ids), read(ids))
-    assert deeper.shape.layers == 2
+    torch.testing.assert_close(hidden(deeper, ids), hidden(read, ids))
+    assert deeper.config.num_hidden_layers == 2
     with pytest.raises(DuoChatError, match="only layers can be added"):
-        deepened(deeper, plans[0].shape(source.shape))
+        deepened(deeper, plans[0].config(source.config))
 
 
 def test_a_run_goes_on_from_the_earlier_student_of_its_width(target_file, tmp_path):
     source, plan = gguf_file.Source.open(target_file), Plan.parse("32x1")
-    earlier = student_of(source.model(), plan.shape(source.shape))
-    earlier.token_embd.weight.data += 1
-    gguf_file.write(earlier, source, tmp_path / "earlier.gguf", "f32", "earlier")
+    earlier = student_of(loaded(target_file), plan.config(source.config))
+    earlier.model.embed_tokens.weight.data += 1
+    gguf_file.write_student(earlier, source, tmp_path / "earlier.gguf", "f32", "earlier")
     args = _arguments("--target", target_file, "--out", tmp_path / "draft.gguf", "--start", tmp_path / "earlier.gguf")
     args.worker, args.work = 0, tmp_path
     worker = distill.Worker(args)
     worker.answered = {"greedy": [Answered("toy", [5, 9, 44, 8], 2, [44, 8])]}
-    begun = worker._begun(source.model(), plan)
+    begun = worker._begun(loaded(target_file), plan)
     assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), earlier.parameters(), strict=True))
-    wider = worker._begun(source.model(), Plan.parse("64x1"))
-    assert torch.equal(wider.token_embd.weight, source.model().token_embd.weight)
+    wider, target = worker._begun(loaded(target_file), Plan.parse("64x1")), loaded(target_file)
+    assert torch.equal(wider.model.embed_tokens.weight, target.model.embed_tokens.weight)
 
 
 def test_agreement_counts_ranks_with_the_shared_noise():
     model, ids = sharp_llama(), [5, 9, 44, 8]
-    greedy = model.logits(model(torch.tensor([ids])))[0].argmax(-1).tolist()
+    greedy = logits_of(model, torch.tensor([ids]))[0].argmax(-1).tolist()
     assert agreement(model, [Answered("t", ids, 1, greedy[:-1])])["mean"]["top1"] == 1.0
     noisy = agreement(model, [Answered("t", ids, 1, greedy[:-1])], noisy=True)["mean"]
     assert noisy["top1"] <= noisy["top8"]
@@ -397,7 +437,7 @@ def test_two_workers_make_drafts_and_a_second_run_goes_on(tmp_path):
     assert runner.eval([5, 6, 7]) is None
     ranked = gguf_file.Source.open(tmp_path / "draft.gguf").header.metadata[RANKING]
     texts = Texts(map(Text.load, work.glob("text-*.npz")), 512, torch.device("cpu"), 0)
-    counts = texts.counts(SHAPE.vocab)
+    counts = texts.counts(VOCAB)
     assert counts[ranked].tolist() == sorted(counts.tolist(), reverse=True)[:40]
     distill.main(_arguments(*options[:-1], 0.2))
     again = json.loads((work / "report.json").read_text())

@@ -16,6 +16,7 @@ from duochat.__main__ import main
 from duochat.distill import gguf_file
 from duochat.distill.student import student_of
 from duochat.distill.training import Plan
+from duochat.models import weights
 
 NAMED, ALL = 151_665, 151_936  # tokens that the tokenizer has, and rows of the embedding
 
@@ -27,8 +28,8 @@ def pair(tmp_path_factory):
     tokens, merges = byte_level_vocabulary()
     tokens += [f"Ġword{i}" for i in range(len(tokens), NAMED)] + [f"[PAD{i}]" for i in range(NAMED, ALL)]
     source = gguf_file.Source.open(write_gguf(folder / "target.gguf", "qwen2", (tokens, merges), context=4096))
-    student = student_of(source.model(), Plan.parse("64x2").shape(source.shape))
-    gguf_file.write(student, source, folder / "draft.gguf", "q4_0", "draft", range(0, ALL, 6))
+    student = student_of(weights.loaded(source.header), Plan.parse("64x2").config(source.config))
+    gguf_file.write_student(student, source, folder / "draft.gguf", "q4_0", "draft", range(0, ALL, 6))
     return ["--target", str(folder / "target.gguf"), "--draft", str(folder / "draft.gguf")]
 
 

@@ -10,12 +10,12 @@ from fakes import costs
 from toy_models import write_gguf
 
 from duochat import config
-from duochat.bench import forecast
+from duochat.bench import forecast, speeds
 from duochat.bench.forecast import Forecast, Model
+from duochat.bench.speeds import Lane
 from duochat.engine.costs import Costs
-from duochat.engine.llama import devices, probe, speeds
+from duochat.engine.llama import devices, probe
 from duochat.engine.llama.probe import Shape
-from duochat.engine.llama.speeds import Lane
 from duochat.models import gguf
 
 CPU, GPU = Lane(0, 2), Lane(999, 2)

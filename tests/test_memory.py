@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -51,7 +53,7 @@ def tiny_folder(path):
 def test_running_out_while_loading_or_reading_is_the_users_matter(monkeypatch, tmp_path):
     folder = tiny_folder(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "_weights", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA: no")))
+        patch.setattr(loading.folder, "loaded", Mock(side_effect=torch.OutOfMemoryError("CUDA: no")))
         with pytest.raises(DuoChatError, match="GiB are free"):
             TorchTarget.load(folder, device="cpu")
     target = TorchTarget.load(folder, device="cpu", threads=1)

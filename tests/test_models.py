@@ -7,9 +7,10 @@ import tokenizers
 from test_convert import TEXTS
 
 from duochat import config
-from duochat.models.convert import target_folder
+from duochat.models import gguf
 from duochat.models.fetch import fetch
 from duochat.models.pair import check_pair
+from duochat.models.tokenizer import write_tokenizer
 
 pytestmark = pytest.mark.real
 
@@ -20,8 +21,11 @@ def target():
 
 
 @pytest.fixture(scope="module")
-def folder(target):
-    return target_folder(target)
+def folder(target, tmp_path_factory):
+    """With its tokenizer."""
+    made = tmp_path_factory.mktemp("default")
+    write_tokenizer(gguf.read(target), made)
+    return made
 
 
 def test_the_default_pair_fits(folder):

@@ -13,7 +13,6 @@ import pytest
 from fakes import EveryThird
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 from toy_models import byte_level_vocabulary, write_gguf
 
 from duochat import DuoChatError
@@ -162,11 +161,10 @@ def in_full(path, copy):
 def texts(length):
     """Token ids of our prompts, so many of each task."""
     from duochat.config import load
-    from duochat.models.convert import target_folder
+    from duochat.models import tokenizer as made
     from duochat.models.fetch import fetch
-    from duochat.models.store import silent
 
-    tokenizer = Tokenizer.from_file(str(target_folder(fetch(load().target), silent) / "tokenizer.json"))
+    tokenizer = made.build(read(fetch(load().target)))
     files = sorted((HERE.parent / "assets" / "prompts").glob("*.jsonl"))
     return [tokenizer.encode(f.read_text(), add_special_tokens=False).ids[:length] for f in files]
 

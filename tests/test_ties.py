@@ -8,9 +8,10 @@ import pytest
 from fakes import FakeDrafter, FakeTarget, choose, costs, logits
 
 from duochat.bench import tasks
-from duochat.bench.contest import Decoder, Plan
+from duochat.bench.contest import Bench, Decoder, Plan
 from duochat.bench.metrics import first_difference
 from duochat.bench.ties import gaps, study
+from duochat.engine.decoding import DECODERS
 from duochat.engine.engine import Engine
 from duochat.engine.sampling import Sampling
 
@@ -44,9 +45,12 @@ def engine(target):
     return Engine(target, FakeDrafter(), costs())
 
 
-def plan(*prompts):
+def studied(target, *prompts):
     questions = [tasks.Question("qa", prompt, (prompt, "and more")) for prompt in prompts]
-    return Plan(questions, max_tokens=24, tokenizer=Words(), context_length=1000)
+    plan, pair = Plan(questions, max_tokens=24, tokenizer=Words(), context_length=1000), engine(target)
+    bench = Bench([Decoder(name, pair) for name in DECODERS], plan)
+    assert all(step is None for step in bench.run())
+    return study(pair.target, plan, bench.runs)
 
 
 def answer(target, context, most):
@@ -54,10 +58,10 @@ def answer(target, context, most):
 
 
 def test_equal_answers_have_no_gaps():
-    found = study(engine(FakeTarget()), plan("7 8 9", "4 5"))
-    assert found["prompts"] == 2
-    assert found["decoders"].keys() == {"speculative", "duodecoding", "duotree"}
-    for one in found["decoders"].values():
+    found = studied(FakeTarget(), "7 8 9", "4 5")
+    assert found.keys() == {"speculative", "duodecoding", "duotree"}
+    for one in found.values():
+        assert one["answers"] == 2
         assert (one["answers_that_differ"], one["tokens_not_the_plain_choice"], one["greatest_gap_nats"]) == (0, 0, 0)
 
 
@@ -71,7 +75,7 @@ def test_a_turned_tie_is_found_and_its_gap_measured():
 
 
 def test_a_decoder_whose_forwards_are_wide_is_reported():
-    found = study(engine(Wide()), plan("7 8 9"))["decoders"]["speculative"]
+    found = studied(Wide(), "7 8 9")["speculative"]
     assert found["answers_that_differ"] == 1
     assert found["first_differences"] == [2]
     assert found["tokens_not_the_plain_choice"] == 1

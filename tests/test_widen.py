@@ -16,7 +16,7 @@ from duochat.distill.widened import LIKE, Shape, widen, write
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
 from duochat.models import store
-from duochat.models.convert import require_target, target_folder
+from duochat.models.files import require_target
 from duochat.models.folder import RECIPE, recipe, stands_for
 
 FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
@@ -59,7 +59,7 @@ def test_a_target_that_is_too_large_is_refused():
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(DuoChatError, match="cannot be loaded as a causal language model"):
+    with pytest.raises(DuoChatError, match=r"holds no config\.json"):
         write(tmp_path, "llama-2-7b", tmp_path / "wide")
 
 
@@ -164,13 +164,17 @@ def test_a_folder_says_what_it_stands_for(toy):
     out = toy.parent / "wide"
     assert main(["widen", "--target", str(toy), "--like", "llama-2-7b", "--out", str(out)]) == 0
     assert stands_for(out) == "llama-2-7b"
+    wide, own = (TorchTarget.load(path, device="cpu", context_length=64, compile=False) for path in (out, toy))
+    answers = [target.verify([5, 6, 7], [(8, -1)], Sampling()) for target in (wide, own)]
+    assert answers[0].tokens == answers[1].tokens
+    assert answers[0].probs == pytest.approx(answers[1].probs, abs=1e-3)
+    assert wide.eos == own.eos == {0, 2}
 
 
 @pytest.mark.parametrize("fault", ["disk", "memory", "llama.cpp", "folder"])
 def test_what_cannot_be_made_is_one_sentence_and_leaves_nothing(toy, fault, monkeypatch, capsys):
     said = {"disk": "no room left", "memory": "--like", "llama.cpp": "could not quantise", "folder": "is none"}[fault]
     if fault == "disk":
-        target_folder(toy)  # has room
         monkeypatch.setattr(store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
     elif fault == "memory":
         monkeypatch.setattr(widen_gguf, "COPIES", 10**9)

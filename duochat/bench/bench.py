@@ -11,12 +11,13 @@ from time import monotonic
 from typing import Any
 
 from duochat import DuoChatError, config, terminal
-from duochat.bench import contest, machine, report, simulate
+from duochat.bench import contest, drafts, machine, report, simulate, ties
 from duochat.bench.contest import Bench, Contestant, Decoder, Plan, chosen, positive
 from duochat.bench.metrics import REFERENCE, Run
 from duochat.bench.peers import PEERS, Peers
 from duochat.engine.calibration import GPU_WIDTHS
 from duochat.engine.decoding import DECODERS
+from duochat.engine.engine import Engine
 from duochat.engine.lanes import Target
 from duochat.engine.sampling import Sampling
 from duochat.models.fetch import fetch
@@ -33,12 +34,16 @@ SAVE_EVERY = 10.0  # seconds
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     contest.add_arguments(parser, limit=None, max_tokens=None)
     parser.add_argument("--decoders", metavar="A,B", default=",".join(DECODERS), help=f"of {', '.join(DECODERS)}")
+    references = lambda text: list(dict.fromkeys(text.split(",")))  # noqa: E731
+    about = "drafts to compare, each proposing its N most frequent tokens (0: all)"
+    parser.add_argument("--drafts", metavar="REF[@N],…", type=references, default=[], help=about)
     parser.add_argument("--peers", metavar="A,B", default="", help=f"llama.cpp's own server: {', '.join(PEERS)}")
     parser.add_argument("--llama-server", metavar="PATH", default="llama-server", help="the server of --peers")
     lengths, least = "tokens that its draft may write, the best is taken", "probabilities that end its draft, likewise"
     numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--draft-max", metavar="N,…", type=numbers(int), default=[2, 4, 8, 16], help=lengths)
     parser.add_argument("--draft-p-min", metavar="P,…", type=numbers(float), default=[0.0, 0.75], help=least)
+    parser.add_argument("--ties", action="store_true", help="also tell how near the ties are at which answers part")
     parser.add_argument("--simulate", action="store_true", help="also predict the same on a virtual clock")
     parser.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0 = greedy")
     parser.add_argument("--top-k", metavar="K", type=int, default=0, help="0 = off")
@@ -61,6 +66,8 @@ def main(args: argparse.Namespace) -> int:
     args.max_tokens = args.max_tokens or (128 if machine.gpus() else 96)
     names = list(dict.fromkeys([REFERENCE, *chosen("decoder", args.decoders, DECODERS)]))
     rivals = chosen("peer", args.peers, PEERS)
+    if args.ties and args.temperature:
+        raise DuoChatError("--ties looks at greedy answers: leave out --temperature.")
     sampling = Sampling(args.temperature, top_k=args.top_k, top_p=args.top_p, seed=args.seed)
     plan = Plan.of(args, sampling, args.repeat)
     settings = config.load(args.config, target=args.target, draft=args.draft)
@@ -74,17 +81,33 @@ def main(args: argparse.Namespace) -> int:
         raise DuoChatError(f"There is nothing to compare without a draft: {engine.fault}")
     bar("Measuring both devices", 0, 0)
     engine.calibrate()  # a stored calibration may be of a busier hour
-    contestants = [Decoder(name, engine) for name in names]
+    pairs = {}
+    for reference in args.drafts:
+        bar(f"Measuring {reference}", 0, 0)
+        pairs[reference] = drafts.with_draft(engine, reference, settings)
+    contestants = entered(names, engine, pairs)
     if rivals:
         peers = Peers(settings, engine, args.llama_server, args.draft_max, args.draft_p_min, plan.firsts, bar)
         contestants += [peers(name) for name in rivals]
         about["tried"] = peers.tried
     bar.close()
-    return measure(args, plan, engine, contestants, about)
+    return measure(args, plan, engine, contestants, about, pairs)
+
+
+def entered(names: Sequence[str], engine: Engine, pairs: Mapping[str, Engine]) -> list[Decoder]:
+    """Plain decoding, and the other decoders with each draft: the engine's own, or those of `pairs`, by reference."""
+    others = [name for name in names if name != REFERENCE]
+    several = [Decoder(name, pair, f"{reference} {name}") for reference, pair in pairs.items() for name in others]
+    return [Decoder(REFERENCE, engine), *(several or [Decoder(name, engine) for name in others])]
 
 
 def measure(
-    args: argparse.Namespace, plan: Plan, engine: Any, contestants: Sequence[Contestant], about: dict[str, Any]
+    args: argparse.Namespace,
+    plan: Plan,
+    engine: Engine,
+    contestants: Sequence[Contestant],
+    about: dict[str, Any],
+    pairs: Mapping[str, Engine],
 ) -> int:
     """The benchmark proper, on models that are loaded; returns the exit status."""
     from duochat.bench import report_page  # plotly takes its time to load
@@ -106,14 +129,27 @@ def measure(
     if not any(run.decoder == REFERENCE for run in bench.runs):
         raise KeyboardInterrupt
     about["complete"] = not stopped
-    if args.simulate and not stopped:
-        about["simulation"] = check_simulation(bench, engine)
+    if not stopped:
+        about |= look_closer(args, bench, engine, pairs)
     found = results()
     save(args.json, found)
     report_page.write(args.html, found)
     print(report.text(found))
     terminal.report(f"Results: {args.json}. Report: {args.html}.")
     return terminal.INTERRUPTED if stopped else UNEQUAL if found["strict"] and not found["equal"] else 0
+
+
+def look_closer(args: argparse.Namespace, bench: Bench, engine: Engine, pairs: Mapping[str, Engine]) -> dict[str, Any]:
+    """What is asked for beside the runs, and measured after them."""
+    plain = [run for run in bench.runs if run.decoder == REFERENCE]
+    found: dict[str, Any] = {}
+    if pairs:
+        found["drafts"] = {name: drafts.figures(bench.plan, pair, plain) for name, pair in pairs.items()}
+    if args.ties:
+        found["ties"] = ties.study(engine.target, bench.plan, bench.runs)
+    if args.simulate:
+        found["simulation"] = check_simulation(bench, engine)
+    return found
 
 
 def capture(target: Target, longest: int) -> None:

@@ -1,6 +1,6 @@
 """What a pair would give on this machine before it is downloaded or loaded: tokens per second, plain and drafted.
 
-A forward's time is measured on a pretended model of its sizes (`engine.llama.speeds`), those of a file that is not here
+A forward's time is measured on a pretended model of its sizes (`speeds`), those of a file that is not here
 guessed from its name; `simulate` then runs the schedules over answers in which the draft agrees as often as is known.
 """
 
@@ -18,15 +18,14 @@ from typing import Any
 
 from gguf import GGMLQuantizationType
 
-from duochat.bench import simulate
+from duochat.bench import simulate, speeds
+from duochat.bench.speeds import Lane
 from duochat.config import Settings
 from duochat.engine import native
 from duochat.engine.calibration import CPU_WIDTHS
 from duochat.engine.costs import Costs, Curve
 from duochat.engine.lanes import Candidates
-from duochat.engine.llama import speeds
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
-from duochat.engine.llama.speeds import Lane
 from duochat.models import gguf
 from duochat.models.fetch import cached
 

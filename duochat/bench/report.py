@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ from duochat.bench.metrics import REFERENCE, Run
 
 SCHEMA = 2  # raise it when a name changes its meaning or goes
 
-ABOUT = ("settings", "machine", "calibration", "strict", "simulation", "tried")
+ABOUT = ("settings", "machine", "calibration", "strict", "simulation", "tried", "drafts", "ties")
 FIGURES = {
     "requests": "answers, a turn of a conversation each",
     "tokens": "tokens emitted",
@@ -55,7 +56,8 @@ def build(runs: Sequence[Run], kinds: Mapping[str, str], about: Mapping[str, Any
     plain decoding's, speedup over each peer. `runs`: a `metrics.Run` a request, from which all that follows.
 
     kinds: "decoder" or "peer" by name. about: what no run tells: `settings`, `machine` (its `lanes` as engine.describe
-    has them), `calibration`, `strict` (tokens must be plain decoding's), `complete`, `simulation`.
+    has them), `calibration`, `strict` (tokens must be plain decoding's), `complete`, `simulation`,
+    `drafts` and `ties` where they were asked for.
     """
     by_name = {name: own for name in kinds if (own := [run for run in runs if run.decoder == name])}
     plain, decoders = by_name.get(REFERENCE, ()), {}
@@ -124,7 +126,7 @@ def head(results: Mapping[str, Any]) -> list[str]:
 
 def tables(results: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     """By title all tables that have rows, a contestant each; a dash where nothing was measured."""
-    faith, entries = faithful(results), results["decoders"]
+    faith, entries, rows = faithful(results), results["decoders"], partial(pd.DataFrame.from_dict, orient="index")
     speedups = by_task(results, lambda f: f"{f['speedup']:.2f}")
     speedups["95 %"] = ["{:.2f}–{:.2f}".format(*entry["all"]["speedup_interval"]) for entry in entries.values()]
     over = {name: entry["over_peers"] for name, entry in entries.items() if entry["kind"] == "decoder"}
@@ -132,6 +134,8 @@ def tables(results: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         f"Speedup over plain decoding, by task{faith}": speedups,
         f"The same without requests whose answer loops; in brackets how many do{faith}": without_loops(results),
         f"Speedup over other ways to decode, mean of the tasks{faith}": pd.DataFrame(over).T.map("{:.2f}".format),
+        "Agreement of the drafts with plain decoding, and what they cost": rows(results.get("drafts", {})).round(3),
+        "Where answers part from plain decoding's": rows(results.get("ties", {})),
         "Settings tried, tokens/s on a few prompts": pd.DataFrame(results.get("tried", {})).T.map("{:.1f}".format),
         "Figures over all requests": pd.DataFrame({name: figures(entry) for name, entry in entries.items()}).T,
         "Simulation of this machine, tokens/s": simulation(results),

@@ -21,14 +21,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from duochat import DuoChatError
 from duochat.bench import tasks
 from duochat.distill import evaluate, gguf_file
-from duochat.distill.student import Llama, deepened, student_of
+from duochat.distill.student import deepened, fuse, sizes, student_of
 from duochat.distill.texts import Text, Texts
 from duochat.distill.training import Head, Plan, Student, train
 from duochat.distill.writing import row_bytes, written
+from duochat.models import gguf, weights
 
 log = logging.getLogger("distill")
 RESTARTS = 3
@@ -41,7 +43,12 @@ COVERED = (8192, 16384, 24576, 32768)  # sizes of a draft's vocabulary whose sha
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--target", required=True, metavar="GGUF", help="the target's GGUF file, of the llama or qwen2 architecture")
+    add(
+        "--target",
+        required=True,
+        metavar="GGUF",
+        help="its GGUF file, of the llama, qwen2 or qwen3 architecture",
+    )
     add("--out", type=Path, required=True, help="where the first student goes, as GGUF")
     add("--work", type=Path, help="folder for text, checkpoints and reports (default: beside --out)")
     add("--minutes", type=float, default=20.0, help="the whole run's budget: text, training, measuring")
@@ -70,9 +77,9 @@ def main(args: argparse.Namespace) -> None:
     args.work = args.work or args.out.with_suffix(".work")
     args.work.mkdir(parents=True, exist_ok=True)
     groups, plans, seconds = _groups(args), _plans(args), args.minutes * 60
-    shape = gguf_file.Source.open(Path(args.target)).shape
+    config = gguf_file.Source.open(Path(args.target)).config
     for plan in plans:
-        plan.shape(shape)  # refuses what does not fit before the work
+        plan.config(config)  # refuses what does not fit before the work
     log.info("%.0f s of writing, then training till %.0f s: see --minutes", args.text_share * seconds, seconds)
     options = {name: value for name, value in vars(args).items() if not callable(value)}
     common = options | {"deadline": time.time() + seconds, "workers": len(groups)}
@@ -161,15 +168,14 @@ class Worker:
 
     def run(self) -> None:
         self.source = gguf_file.Source.open(Path(self.args.target))
-        target, cuda = self.source.model(), self.device.type == "cuda"
-        if cuda:
-            target = target.to(self.device, torch.bfloat16)
+        cuda = self.device.type == "cuda"
+        target = weights.loaded(self.source.header, self.device, torch.bfloat16 if cuda else torch.float32)
         self._say("target loaded, %.0f s", time.time() - self.began)
         mine = list(TEMPERATURES)[self.id :: self.args.workers]
         kinds = sorted(TEMPERATURES, key=lambda kind: kind not in mine)  # the others' are waited for last
         self.answered = {kind: self._answers(target, kind, kind in mine) for kind in kinds}
         if self.compiled:  # now, for it takes some seconds for each size of a batch
-            target.fuse()
+            fuse(target)
         self._write_text(target)
         students = [(plan, self._begun(target, plan)) for plan in _plans(self.args)]
         del target
@@ -178,7 +184,7 @@ class Worker:
         paths = sorted(self.work.glob("text-*-*.npz"))  # of all workers; one that is late is not waited for
         texts = Texts(map(Text.load, paths), self.batch_tokens, self.device, self.args.seed + self.id)
         self.frequent = self._most_frequent(texts)
-        head = Head(self.source.shape.vocab, self.frequent, self.args.hard, self.device)
+        head = Head(self.source.config.vocab_size, self.frequent, self.args.hard, self.device)
         for done, (plan, model) in enumerate(students):
             student = Student(plan, model, head, gguf_file.coarse(model, self.args.mix), self.compiled)
             left = (self.args.deadline - time.time()) / (len(students) - done)
@@ -197,7 +203,7 @@ class Worker:
 
     # Text ------------------------------------------------------------------------------------------------------------
 
-    def _write_text(self, target: Llama) -> None:
+    def _write_text(self, target: nn.Module) -> None:
         done = self.work / f"text-{self.id}.done"
         if done.exists():
             return
@@ -218,19 +224,19 @@ class Worker:
         self.report["text_tokens_per_s"] = round(speed)
         done.touch()
 
-    def _batches(self, target: Llama) -> list[tuple[int, int, float]]:
+    def _batches(self, target: nn.Module) -> list[tuple[int, int, float]]:
         """(rows, length, share of the time): what was asked for, else what half of the free memory holds."""
         if self.args.batches or self.device.type != "cuda":
             return _parsed(self.args.batches or CPU_BATCHES)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.device)
-        rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(target.shape, n))) for n in GPU_LENGTHS}
+        rows = {n: min(GPU_ROWS, int(free / 2 / row_bytes(target.config, n))) for n in GPU_LENGTHS}
         self._say("%s rows x tokens fill half of the %.0f GB that are free of %.0f", rows, free / 1e9, total / 1e9)
         return [(max(1, rows[n]), n, share) for n, share in GPU_LENGTHS.items()]
 
     def _most_frequent(self, texts: Texts) -> list[int]:
         """The tokens that a draft is to propose, the most frequent in the target's answers first; none = all."""
-        counts, most = texts.counts(self.source.shape.vocab), self.args.vocabulary
+        counts, most = texts.counts(self.source.config.vocab_size), self.args.vocabulary
         ranking = np.argsort(-counts, kind="stable")
         covered = {size: round(float(counts[ranking[:size]].sum() / counts.sum()), 4) for size in COVERED}
         self.report |= {"text_tokens": texts.total, "covered": covered}
@@ -243,7 +249,7 @@ class Worker:
         while not all(path.exists() for path in paths) and time.monotonic() < patience:
             time.sleep(0.2)
 
-    def _answers(self, target: Llama, kind: str, mine: bool) -> list[evaluate.Answered]:
+    def _answers(self, target: nn.Module, kind: str, mine: bool) -> list[evaluate.Answered]:
         """The target's answers to the evaluation prompts, written once by one of the workers."""
         path, began = self.work / f"answers-{kind}.json", time.monotonic()
         if not mine:
@@ -257,27 +263,27 @@ class Worker:
 
     # Students --------------------------------------------------------------------------------------------------------
 
-    def _begun(self, target: Llama, plan: Plan) -> Llama:
+    def _begun(self, target: nn.Module, plan: Plan) -> nn.Module:
         """A student cut out of the target, or an earlier one of its width."""
-        shape = plan.shape(target.shape)
-        earlier = [gguf_file.Source.open(Path(p)).model() for p in (self.args.start or "").split(",") if p]
-        start = next((deepened(m, shape) for m in earlier if m.shape.width == plan.width), None)
-        model = (start or student_of(target, shape)).to(self.device).requires_grad_()
-        weights, asked = sum(p.numel() for p in model.parameters()), self.answered["greedy"]
+        config = plan.config(target.config)
+        earlier = [weights.loaded(gguf.read(Path(p))) for p in (self.args.start or "").split(",") if p]
+        start = next((deepened(m, config) for m in earlier if m.config.hidden_size == plan.width), None)
+        model = (start or student_of(target, config)).to(self.device).requires_grad_()
+        count, asked = sum(p.numel() for p in model.parameters()), self.answered["greedy"]
         told = evaluate.agreement(model, asked[:: max(1, len(asked) // 64)])
-        about = {"shape": vars(shape), "weights": weights, "rate": plan.rate, "untrained": told}
+        about = {"shape": sizes(config), "weights": count, "rate": plan.rate, "untrained": told}
         self.report["students"][plan.name] = about
-        self._say("student %s: %s, %.1f M weights, untrained %s", plan.name, shape, weights / 1e6, told["mean"])
+        self._say("student %s: %s, %.1f M weights, untrained %s", plan.name, sizes(config), count / 1e6, told["mean"])
         return model
 
     def _measure_and_export(self, student: Student) -> None:
         name, figures, frequent = student.plan.name, self.report["students"][student.plan.name], self.frequent
-        proposed = len(frequent) or student.model.shape.vocab
+        proposed = len(frequent) or self.source.config.vocab_size
         figures |= {"loss": student.loss, "mix": self.args.mix, "vocabulary": proposed}
         for mix, path in (("f16", f"{name}.f16.gguf"), (self.args.mix, f"{name}.gguf")):
             write = (student.model, self.source, self.work / path, mix, f"DuoChat draft {name}", frequent)
-            figures["bytes"] = gguf_file.write(*write)
-        model = gguf_file.Source.open(self.work / f"{name}.gguf").model().to(self.device)
+            figures["bytes"] = gguf_file.write_student(*write)
+        model = weights.loaded(gguf.read(self.work / f"{name}.gguf"), self.device)
         for kind, answered in self.answered.items():
             figures[kind] = evaluate.agreement(model, answered, TEMPERATURES[kind] > 0, frequent)
             self._say("%s %s %s", name, kind, figures[kind]["mean"])

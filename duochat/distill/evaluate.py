@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duochat.bench.tasks import Question
 from duochat.distill.gguf_file import Source
-from duochat.distill.student import Llama
+from duochat.distill.student import hidden
 from duochat.distill.writing import Format, Writer
 from duochat.engine.sampling import key, uniform
 
@@ -33,7 +33,12 @@ class Answered:
 
 
 def answers(
-    target: Llama, source: Source, asked: Sequence[Question], tokens: int, temperature: float, captured: bool = False
+    target: nn.Module,
+    source: Source,
+    asked: Sequence[Question],
+    tokens: int,
+    temperature: float,
+    captured: bool = False,
 ) -> list[Answered]:
     """The target's answers of at most `tokens` tokens to first turns, end of turn included; prompts that are too long
     are left out."""
@@ -49,27 +54,28 @@ def answers(
             end = next((i + 1 for i, token in enumerate(answer) if token in chat.ends), tokens)
             found.append(Answered(task, [*ids, *answer[:end]], len(ids), answer[:end]))
         del writer
+    target.set_attn_implementation("sdpa")  # the writer's needs a mask
     return [_with_choices(target, one) for one in found] if temperature else found
 
 
 @torch.no_grad()
-def _with_choices(target: Llama, one: Answered) -> Answered:
+def _with_choices(target: nn.Module, one: Answered) -> Answered:
     logits = _logits(target, one)
     return replace(one, chosen=(logits + _noise(one, logits)).argmax(-1).tolist())
 
 
 @torch.no_grad()
 def agreement(
-    student: Llama, answered: Sequence[Answered], noisy: bool = False, kept: Sequence[int] = ()
+    student: nn.Module, answered: Sequence[Answered], noisy: bool = False, kept: Sequence[int] = ()
 ) -> dict[str, dict[str, float]]:
     """Task -> share of the target's choices that are among the student's best 1, 2, 4, 8; "mean" over the tasks.
 
     noisy: the student ranks with the noise that the target chose with, as the draft lane does at temperature 1.
     kept: the tokens that it may propose, if not all.
     """
-    cut = torch.full((student.shape.vocab,), -torch.inf if len(kept) else 0.0)
+    cut = torch.full((student.config.vocab_size,), -torch.inf if len(kept) else 0.0)
     cut[list(kept)] = 0.0
-    cut = cut.to(student.token_embd.weight.device)
+    cut = cut.to(student.device)
     ranks: dict[str, list[Tensor]] = {}
     for one in answered:
         logits = _logits(student, one) + cut
@@ -83,10 +89,10 @@ def agreement(
     return {task: {f"top{k}": round(v, 4) for k, v in zip(COVERAGE, top, strict=True)} for task, top in tops.items()}
 
 
-def _logits(model: Llama, one: Answered) -> Tensor:
+def _logits(model: nn.Module, one: Answered) -> Tensor:
     """Logits [answer, vocab] in fp32 at the places whose next token belongs to the answer."""
-    ids = torch.tensor([one.ids], device=model.token_embd.weight.device)
-    return model.logits(model(ids)[0, one.start - 1 : -1]).float()
+    ids = torch.tensor([one.ids], device=model.device)
+    return model.lm_head(hidden(model, ids)[0, one.start - 1 : -1]).float()
 
 
 def _noise(one: Answered, like: Tensor, seed: int = 0) -> Tensor:

@@ -13,14 +13,16 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 
 from duochat import DuoChatError
-from duochat.distill.student import Llama, Shape
+from duochat.distill.student import hidden
 from duochat.distill.texts import CHUNK, Batch, Texts
 
 log = logging.getLogger("distill")
@@ -28,6 +30,7 @@ BLOCK = 32  # weights that share a scale in GGUF's Q4_0 and Q8_0
 MOMENTUM = 0.95  # Muon's
 CHECKED_EVERY = 50  # steps
 SAVED_EVERY = 60.0  # seconds
+KEPT = ("vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters")  # of the target's configuration
 
 
 @dataclass(frozen=True)
@@ -51,23 +54,31 @@ class Plan:
             form = "width x layers, such as 320x5, or width x layers x inner width"
             raise DuoChatError(f"{text!r} is no student: write {form}.") from error
 
-    def shape(self, target: Shape) -> Shape:
-        """The target's shape made narrower and flatter; heads keep their width, so the rotary angles stay.
+    def config(self, target: Any) -> LlamaConfig:
+        """The target's configuration made narrower and flatter; heads keep their width, so the rotary angles stay.
 
         A key head serves three queries, or as many as the target's if these are fewer.
         """
-        step = math.lcm(target.head_width, BLOCK)
-        if self.width % step or self.ffn % BLOCK or not 0 < self.layers <= target.layers or self.width > target.width:
+        head, width, inner = target.head_dim, target.hidden_size, target.intermediate_size
+        step = math.lcm(head, BLOCK)
+        fits = 0 < self.layers <= target.num_hidden_layers and self.width <= width
+        if self.width % step or self.ffn % BLOCK or not fits:
             raise DuoChatError(
-                f"Student {self.name} does not fit: its width must be a multiple of {step} up to {target.width}, its "
-                f"layers at most {target.layers}, its inner width a multiple of {BLOCK}."
+                f"Student {self.name} does not fit: its width must be a multiple of {step} up to {width}, its "
+                f"layers at most {target.num_hidden_layers}, its inner width a multiple of {BLOCK}."
             )
-        heads = self.width // target.head_width
-        most = min(heads, max(target.kv_heads, heads // 3))
-        kv_heads = next(k for k in range(most, 0, -1) if heads % k == 0)
-        ffn = min(self.ffn or -(-self.width * target.ffn // target.width // 64) * 64, target.ffn)
-        sizes = {"width": self.width, "layers": self.layers, "heads": heads, "kv_heads": kv_heads, "ffn": ffn}
-        return replace(target, **sizes, biased=False, tied=True)
+        heads = self.width // head
+        most = min(heads, max(target.num_key_value_heads, heads // 3))
+        return LlamaConfig(
+            hidden_size=self.width,
+            intermediate_size=min(self.ffn or -(-self.width * inner // width // 64) * 64, inner),
+            num_hidden_layers=self.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=next(k for k in range(most, 0, -1) if heads % k == 0),
+            head_dim=head,
+            tie_word_embeddings=True,
+            **{name: getattr(target, name) for name in KEPT},
+        )
 
 
 class Muon(torch.optim.Optimizer):
@@ -164,24 +175,25 @@ class Student:
     """
 
     def __init__(
-        self, plan: Plan, model: Llama, head: Head, coarse: Sequence[str] = (), compiled: bool = False
+        self, plan: Plan, model: nn.Module, head: Head, coarse: Sequence[str] = (), compiled: bool = False
     ) -> None:
         self.plan, self.model, self.head, self.steps = plan, model, head, 0
         self.slower, self.loss, self.q4_0 = 1.0, float("nan"), q4_0
         self.coarse = [model.get_parameter(name) for name in coarse]
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("blk")]
+        self.embedding = model.get_input_embeddings().weight
+        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and p is not self.embedding]
         others = [p for name, p in model.named_parameters() if p.ndim == 1]
-        rates = {plan.rate / 10: [model.token_embd.weight], plan.rate / 5: others}
+        rates = {plan.rate / 10: [self.embedding], plan.rate / 5: others}
         groups = [{"params": parameters, "base": rate} for rate, parameters in rates.items()]
-        fused = model.token_embd.weight.is_cuda
+        fused = self.embedding.is_cuda
         self.optimisers = (
             Muon(matrices, plan.rate),
             torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0, fused=fused),
         )
         self.good = copy.deepcopy(self.state())
         if compiled:
-            for block in model.blk:
-                block.compile(dynamic=False)
+            for layer in model.model.layers:
+                layer.compile(dynamic=False)
             self.q4_0 = torch.compile(q4_0, dynamic=True)
 
     def step(self, batch: Batch, share: float) -> None:
@@ -199,11 +211,11 @@ class Student:
 
     def differentiate(self, batch: Batch) -> Tensor:
         """The gradients of a batch are added to the parameters'; returns its loss."""
-        embedding = self.model.token_embd.weight
+        embedding = self.embedding
         with torch.autocast(embedding.device.type, torch.bfloat16, enabled=embedding.is_cuda):
-            hidden = self.model(batch.tokens).flatten(0, 1)[batch.places]
-        loss, by_hidden, by_head = self.head.loss(batch, hidden.detach(), embedding)
-        hidden.backward(by_hidden)
+            states = hidden(self.model, batch.tokens).flatten(0, 1)[batch.places]
+        loss, by_hidden, by_head = self.head.loss(batch, states.detach(), embedding)
+        states.backward(by_hidden)
         embedding.grad.index_add_(0, self.head.tokens, by_head)
         return loss
 

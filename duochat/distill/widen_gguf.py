@@ -6,42 +6,33 @@ Memory: the small model and the largest tensor. A quantised file is made from on
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
-import gguf
 import llama_cpp
-import numpy as np
 import psutil
 import torch
 
 from duochat import DuoChatError, terminal
-from duochat.distill.gguf_file import Source, interleaved, write_meta
+from duochat.distill import gguf_file
+from duochat.distill.gguf_file import Source
 from duochat.distill.widened import LIKE, Wide
-from duochat.models import store
+from duochat.models import store, weights
 from duochat.models.folder import KEY
 from duochat.models.store import Progress
-from duochat.models.weights import LAYER, MODEL
 
 BITS = {"q4_k_m": 4.85, "q8_0": 8.5, "bf16": 16, "f16": 16}  # of a weight
-PLAIN = {"bf16": torch.bfloat16, "f16": torch.float16}
-OUTER = {inner: outer for outer, inner in (MODEL | LAYER).items()}
+PLAIN = ("bf16", "f16")
 COPIES = 3  # of the largest tensor in 32 bits, held at a time
 
 
 @torch.no_grad()
-def write(source: Path, folder: Path, like: str, path: Path, kind: str, progress: Progress = store.silent) -> None:
-    """Write `source` (a GGUF file of a Llama; `folder` has the same weights) with the shape `like`; kind: of BITS.
+def write(source: Path, like: str, path: Path, kind: str, progress: Progress = store.silent) -> None:
+    """Write `source` (a GGUF file of a Llama or Qwen2) with the shape `like`; kind: of BITS.
 
     Raises DuoChatError when it cannot be widened, or disk or memory do not suffice.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # its bars write over ours
     opened, device = Source.open(source), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    small = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    wide = Wide(small, LIKE[like], device)
+    wide = Wide(weights.loaded(opened.header), LIKE[like], device)
     require([p.numel() for p in wide.empty.parameters()], path, kind)
     with store.workshop(path) as half, store.disk_faults(path):
         made, plain = half / f"{kind}.gguf", kind if kind in PLAIN else "f16"
@@ -70,36 +61,18 @@ def require(sizes: list[int], path: Path, kind: str) -> None:
 
 def _write(wide: Wide, source: Source, like: str, path: Path, kind: str, progress: Progress) -> None:
     """The whole file in 16 bits, norms and biases in 32."""
-    writer = gguf.GGUFWriter(path, source.header.architecture)
-    c, shape = wide.config, source.shape
-    sizes = {"width": c.hidden_size, "ffn": c.intermediate_size, "layers": c.num_hidden_layers}
-    sizes |= {"heads": c.num_attention_heads, "kv_heads": c.num_key_value_heads, "norm_eps": c.rms_norm_eps}
-    name = source.header.metadata.get("general.name", "a small model")
-    write_meta(writer, replace(shape, **sizes), source, f"{name} with the shape of {like} (cost-faithful)")
-    writer.add_string(KEY, like)
-    tensors = dict(wide.empty.named_parameters())
-    dtypes = {name: PLAIN[kind] if p.ndim == 2 else torch.float32 for name, p in tensors.items()}
-    for name, empty in tensors.items():
-        raw = gguf.GGMLQuantizationType[kind.upper() if empty.ndim == 2 else "F32"]
-        size = empty.numel() * dtypes[name].itemsize
-        writer.add_tensor_info(outer(name), empty.shape, np.dtype(np.float32), size, raw)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_ti_data_to_file):
-        step()
-    heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads} if c.model_type == "llama" else {}
-    for done, (name, empty) in enumerate(tensors.items()):
-        progress(f"Widening to {like}", done, len(tensors))
-        large = torch.empty(empty.shape, device=wide.generator.device)
+    parameters = dict(wide.empty.named_parameters())
+    places = {name: place for place, name in enumerate(parameters)}
+
+    def made(name: str) -> torch.Tensor:
+        progress(f"Widening to {like}", places[name], len(places))
+        large = torch.empty(parameters[name].shape, device=wide.generator.device)
         wide.fill(name, large)
-        kept = interleaved(large, heads.get(name.split(".")[-2], 0)).to(dtypes[name])
-        writer.write_tensor_data(kept.cpu().contiguous().view(torch.uint8).numpy())
-    writer.close()
+        return large
 
-
-def outer(name: str) -> str:
-    """GGUF's name of a parameter of transformers' Llama and Qwen2."""
-    layer, name = ("", name) if ".layers." not in name else name.removeprefix("model.layers.").split(".", 1)
-    stem, _, kind = name.rpartition(".")
-    return f"blk.{layer}.{OUTER[stem]}.{kind}" if layer else f"{OUTER[stem]}.{kind}"
+    name = source.header.metadata.get("general.name", "a small model")
+    told = f"{name} with the shape of {like} (cost-faithful)"
+    gguf_file.write(path, wide.config, source, told, parameters, made, lambda _: kind, {KEY: like})
 
 
 @llama_cpp.llama_log_callback

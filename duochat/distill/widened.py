@@ -20,9 +20,11 @@ from torch import Tensor
 
 from duochat import DuoChatError, terminal
 from duochat.config import load
-from duochat.models.convert import target_folder
+from duochat.engine.pytorch import loading
+from duochat.models import gguf, tokenizer
 from duochat.models.fetch import fetch
-from duochat.models.folder import RECIPE, recipe, usable
+from duochat.models.folder import RECIPE, recipe
+from duochat.models.weights import allocated
 
 FAMILIES = ("llama", "qwen2")
 KINDS = ("q4_k_m", "q8_0", "bf16", "f16")  # of a GGUF file
@@ -60,29 +62,27 @@ def main(args: argparse.Namespace) -> int:
     path = fetch(args.target or load().target)
     if args.gguf and path.suffix != ".gguf":
         raise DuoChatError(f"A GGUF file is widened from one, and {path.name} is none: name a GGUF file as --target.")
-    source, made = target_folder(path), args.out
-    args.out.mkdir(parents=True, exist_ok=True)
+    made = args.out
+    made.mkdir(parents=True, exist_ok=True)
     if args.gguf:
         from duochat.distill import widen_gguf
 
         made, bar = args.out / f"{args.like}-{args.gguf}.gguf", terminal.Bar()
-        widen_gguf.write(path, source, args.like, made, args.gguf, bar)
+        widen_gguf.write(path, args.like, made, args.gguf, bar)
         bar.close()
     else:
-        write(source, args.like, args.out)
+        write(path, args.like, made)
     print(f"{made}: {path.name} with the shape of {args.like}; figures made with it are cost-faithful ones.")
     return 0
 
 
 def write(source: Path, like: str, out: Path) -> None:
-    """The widened folder of a small target's. Raises DuoChatError when that does not fit into the shape."""
-    from transformers import AutoConfig
-
-    with usable(source):
-        small = AutoConfig.from_pretrained(source)
-    large = config(small, LIKE[like])
+    """The widened folder of a small target, a folder or a GGUF file. Raises DuoChatError when it does not fit."""
+    large = config(loading.read_config(source), LIKE[like])
     out.mkdir(parents=True, exist_ok=True)
     large.save_pretrained(out)
+    if source.is_file():
+        tokenizer.write_tokenizer(gguf.read(source), out)
     for name in KEPT:
         if (source / name).is_file():
             shutil.copyfile(source / name, out / name)
@@ -91,15 +91,13 @@ def write(source: Path, like: str, out: Path) -> None:
     (out / RECIPE).write_text(json.dumps(made))
 
 
-def build(folder: Path, device: torch.device, dtype: torch.dtype, attention: str) -> torch.nn.Module:
+def build(folder: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
     """The widened model of a folder that `python -m duochat widen` wrote; its weights are made here, on the device."""
-    from transformers import AutoModelForCausalLM
-
     made = recipe(folder)
     source = Path(made["source"])
-    if not (source / "config.json").is_file():
+    if not source.exists():
         raise DuoChatError(f"{source}, which {folder} widens, is gone: run widen again.")
-    small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation=attention)
+    small = loading.read(source, torch.device("cpu"), torch.float32)
     return widen(small, LIKE[made["like"]], device, dtype, made["seed"])
 
 
@@ -109,13 +107,11 @@ def widen(
 ) -> torch.nn.Module:
     """A model of the larger shape with the function of `small` (a Llama). Raises DuoChatError when it cannot fit."""
     wide = Wide(small, shape, device, seed)
-    large = wide.empty.to(dtype).to_empty(device=device)
-    large.tie_weights()
-    large.model.rotary_emb = type(large.model.rotary_emb)(wide.config).to(device)
+    large = allocated(wide.empty, device, dtype)
     for name, parameter in large.named_parameters():
         wide.fill(name, parameter)
     large.generation_config = copy.deepcopy(small.generation_config)
-    return large.eval().requires_grad_(False)
+    return large
 
 
 def config(small: Any, shape: Shape) -> Any:

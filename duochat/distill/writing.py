@@ -12,19 +12,22 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import yaml
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from duochat import DuoChatError
 from duochat.chat.text import Tokenizer
 from duochat.distill.gguf_file import Source
-from duochat.distill.student import Llama, Shape
 from duochat.distill.texts import TAUGHT, Text
+from duochat.engine.pytorch import attention
+from duochat.engine.pytorch.cache import SlotCache
 from duochat.engine.pytorch.forward import Graphs
+from duochat.engine.pytorch.masks import windows
 
 USER, ANSWER, LATER = 0, 1, 2  # whose turn it is; later ones of the user's have limits of their own
 BUCKET = 128  # columns of the cache by which the captured step grows: it reads half of these too many
@@ -101,21 +104,22 @@ def _answer_temperature(rng: random.Random) -> float:
 class Writer:
     """Lets the target write a batch of rows of `length` tokens; captured: the step is a CUDA graph for each BUCKET."""
 
-    def __init__(self, target: Llama, chat: Format, batch: int, length: int, captured: bool = False) -> None:
+    def __init__(self, target: nn.Module, chat: Format, batch: int, length: int, captured: bool = False) -> None:
         self.target, self.chat, self.length = target, chat, length
-        self.device = target.token_embd.weight.device
+        self.device, config = target.device, target.config
+        target.set_attn_implementation(attention.NAME)
 
         def zeros(dtype: torch.dtype, *size: int) -> Tensor:
             return torch.zeros(batch, *size, dtype=dtype, device=self.device)
 
-        self.caches = target.cache(batch, length)
+        self.cache = SlotCache(config.num_hidden_layers, length)
         self.token, self.place, self.role, self.count = (zeros(torch.int64) for _ in range(4))
         self.queue, self.follow, self.tokens = (zeros(torch.int64, length) for _ in range(3))
         self.to_answer = self._queued(torch.zeros_like(self.queue[:1]), [chat.to_answer])
         self.temperature = zeros(torch.float32, 3)
         self.shortest, self.longest = zeros(torch.int64, 3), zeros(torch.int64, 3)
         self.answers = zeros(torch.bool, length)
-        self.likely = zeros(torch.int32, length, min(TAUGHT, target.shape.vocab))
+        self.likely = zeros(torch.int32, length, min(TAUGHT, config.vocab_size))
         self.logits = torch.zeros_like(self.likely, dtype=torch.float16)
         self.ends = torch.tensor(chat.ends, device=self.device)
         self.at = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -156,10 +160,19 @@ class Writer:
     def _step(self, bucket: int) -> None:
         self.play(bucket, lambda: self._advance(self.seen[bucket]))
 
+    def _logits(self, columns: Tensor) -> Tensor:
+        """Of what follows each row's last token, [batch, vocab]. columns: of the cache, which are read."""
+        self.cache.begin(self.at, columns)
+        mask = torch.zeros(len(columns), dtype=self.target.dtype, device=self.device)
+        mask = mask.masked_fill(columns > self.at, -torch.inf)[None, None, None]
+        kinds = dict.fromkeys(windows(self.target.config), mask)
+        mask = kinds.get("", kinds)
+        return self.target(self.token[:, None], mask, self.at[None], self.cache, use_cache=True).logits[:, 0]
+
     @torch.no_grad()
     def _advance(self, columns: Tensor) -> None:
         answering = self.role[:, None]
-        logits = self.target.step(self.token, self.caches, self.at, columns <= self.at)
+        logits = self._logits(columns)
         too_short = self.count[:, None] < self.shortest.gather(1, answering)
         logits[:, self.ends] = logits[:, self.ends].masked_fill(too_short, -torch.inf)
         likely, values = best(logits, SAMPLED)
@@ -186,10 +199,10 @@ class Writer:
         self.count.copy_((self.count + 1).masked_fill(ended | forced, 0))
 
 
-def row_bytes(shape: Shape, length: int) -> int:
+def row_bytes(config: Any, length: int) -> int:
     """About what a row of a batch takes on the device: cache, kept logits, and those of a step with their copies."""
-    cached = 4 * shape.layers * shape.kv_heads * shape.head_width
-    return length * (cached + 6 * TAUGHT + 41) + 12 * shape.vocab
+    cached = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return length * (cached + 6 * TAUGHT + 41) + 12 * config.vocab_size
 
 
 def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -214,7 +227,7 @@ def _choose(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def written(
-    target: Llama,
+    target: nn.Module,
     source: Source,
     batches: Sequence[tuple[int, int, float]],
     seed: int,

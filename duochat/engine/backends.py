@@ -13,7 +13,6 @@ from duochat.config import AUTO, FIELDS, Settings
 from duochat.engine import native
 from duochat.engine.lanes import Drafter, Target
 from duochat.engine.machine import available_cores
-from duochat.models.convert import target_folder
 from duochat.models.files import Files
 from duochat.models.store import Progress, recalled
 
@@ -93,12 +92,11 @@ def _on_llama(settings: Settings, path: Path, progress: Progress) -> Target:
 
 
 def _on_torch(settings: Settings, path: Path, progress: Progress) -> Target:
-    """path: a folder, or a GGUF file that is unpacked into the cache."""
+    """path: a folder, or a GGUF file that is unpacked."""
     from duochat.engine.pytorch import TorchTarget
 
-    folder = target_folder(path, progress)
     progress("Loading the target model", 0, 0)
-    return TorchTarget.load(folder, threads=_cores(settings), **_named(settings, OF_TORCH))
+    return TorchTarget.load(path, threads=_cores(settings), **_named(settings, OF_TORCH))
 
 
 def _named(settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:

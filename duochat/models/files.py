@@ -8,8 +8,7 @@ from pathlib import Path
 
 from duochat import DuoChatError
 from duochat.config import AUTO, Settings
-from duochat.models import catalog, gguf
-from duochat.models.convert import require_target
+from duochat.models import catalog, folder, gguf, weights
 from duochat.models.fetch import fetch
 from duochat.models.pair import check_pair
 from duochat.models.store import Progress, silent
@@ -58,3 +57,11 @@ def backend_of(target: Path, asked: str = AUTO) -> str:
             require_target(target)
             return "torch"
     return "llama"
+
+
+def require_target(path: Path) -> None:
+    """Raises DuoChatError when `path` cannot serve as a target of torch; reads no weights."""
+    if path.is_dir():
+        folder.require_loadable(path)
+    else:
+        weights.config(gguf.read(path))

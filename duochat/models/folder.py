@@ -33,7 +33,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def recipe(folder: Path) -> dict[str, Any]:
     """How the weights of a folder are made at load, {} where they lie in it. Raises DuoChatError.
 
-    maker: the module whose `build(folder, device, dtype, attention)` does it. told: what users should know of it.
+    maker: the module whose `build(folder, device, dtype)` does it. told: what users should know of it.
     """
     path = folder / RECIPE
     made = read_json(path)
@@ -52,21 +52,25 @@ def require_loadable(folder: Path) -> None:
 
     It loads it for real; of the weights' files only the heads are read as long as nobody asks for a value.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     with usable(folder), quiet():
         about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(about.get_text_config(), "num_attention_heads", None) is None:
             raise DuoChatError(f"{folder} is a {about.model_type} without attention: choose another model.")
         if not recipe(folder):
-            refuse_invented(folder, *AutoModelForCausalLM.from_pretrained(folder, config=about, **OPTIONS))
+            loaded(folder, config=about)
 
 
-def refuse_invented(folder: Path, model: torch.nn.Module, found: dict[str, Any]) -> None:
-    """Raises DuoChatError when transformers had to invent weights, or left out what belongs to a layer.
+def loaded(folder: Path, **options: Any) -> torch.nn.Module:
+    """The model of a folder as its files lie in memory; they are read when they are moved. options: transformers'.
 
-    model, found: what its `from_pretrained` gives with OPTIONS.
+    Raises DuoChatError when transformers had to invent weights, or left out what belongs to a layer.
     """
+    from transformers import AutoModelForCausalLM
+
+    with quiet():
+        model, found = AutoModelForCausalLM.from_pretrained(folder, **OPTIONS, **options)
     if missing := found["missing_keys"]:
         raise DuoChatError(f"{folder} lacks {min(missing)}: its weights are incomplete, fetch or copy them again.")
     if found["mismatched_keys"]:
@@ -78,6 +82,7 @@ def refuse_invented(folder: Path, model: torch.nn.Module, found: dict[str, Any])
     modules = {name for name, _ in model.named_modules()}
     if spare := [name for name in found["unexpected_keys"] if name.rpartition(".")[0] in modules]:
         raise DuoChatError(f"{folder} has {min(spare)}, of which its config.json knows nothing: choose another target.")
+    return model
 
 
 @contextmanager

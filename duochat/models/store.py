@@ -1,4 +1,4 @@
-"""The user's cache folder: files and folders made in it once, whole or not at all, and facts remembered about files.
+"""The user's cache folder: files made in it once, whole or not at all, and facts remembered about files.
 
 A cache that cannot be written costs time, not the run: what must be made says so in one sentence, facts are found anew.
 """
@@ -19,7 +19,6 @@ from duochat import DuoChatError
 
 Progress = Callable[[str, int, int], None]  # (label, done, total); total 0 = not known
 PARTIAL = ".partial"
-SIZES = ".sizes.json"  # in a folder of ours: the bytes of each of its files when it was made
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
@@ -30,7 +29,7 @@ def silent(label: str, done: int, total: int) -> None:
 
 
 def cache_dir() -> Path:
-    """Where fetched and converted models lie: $DUOCHAT_CACHE, else the user's cache folder."""
+    """Where fetched models lie: $DUOCHAT_CACHE, else the user's cache folder."""
     import platformdirs
 
     return Path(os.environ.get("DUOCHAT_CACHE") or platformdirs.user_cache_dir("duochat", appauthor=False))
@@ -39,19 +38,8 @@ def cache_dir() -> Path:
 # ---------------------------------------------------------------- making
 
 
-def is_whole(path: Path) -> bool:
-    """Is a file there, or a folder with all that was made in it?"""
-    if not path.is_dir():
-        return path.exists()
-    try:
-        sizes = json.loads((path / SIZES).read_text(encoding="utf-8"))
-        return all((path / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def make_once(
-    final: Path, build: Callable[[Path], None], progress: Progress = silent, valid: Callable[[Path], bool] = is_whole
+    final: Path, build: Callable[[Path], None], progress: Progress = silent, valid: Callable[[Path], bool] = Path.exists
 ) -> Path:
     """`final`, made by `build(partial)` when it is not there or not valid.
 
@@ -81,10 +69,6 @@ def _build(final: Path, build: Callable[[Path], None]) -> None:
     remove(partial)  # what an interrupted process left
     try:
         build(partial)
-        if partial.is_dir():
-            sizes = {file.name: file.stat().st_size for file in partial.iterdir() if file.is_file()}
-            (partial / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
-        remove(final)
         os.replace(partial, final)
     finally:
         remove(partial)

@@ -1,16 +1,24 @@
-"""Which GGUF files are unpacked for torch, by transformers: those of which the very same function comes out."""
+"""Which GGUF files are unpacked for torch: those of which the very same function comes out; and how.
+
+The other way, from a model of transformers' to a file: `duochat.distill.gguf_file`.
+"""
 
 from __future__ import annotations
 
-from contextlib import redirect_stderr
-from io import StringIO
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from duochat import DuoChatError
-from duochat.models import store
-from duochat.models.folder import OPTIONS, quiet, refuse_invented, usable
-from duochat.models.gguf import BLOCKS, Header
+from duochat.models.folder import usable
+from duochat.models.gguf import BLOCKS, Header, Tensor
+from duochat.models.tokenizer import stops
+
+if TYPE_CHECKING:
+    import torch
+    import transformers
 
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -73,8 +81,6 @@ def _refuse_unfit(header: Header) -> None:
     if header.architecture not in CLASSES:
         known = ", ".join(CLASSES)
         raise DuoChatError(f"A GGUF of architecture {header.architecture!r} is not converted (only {known}): {remedy}.")
-    if len(header.parts) > 1:
-        raise DuoChatError(f"A GGUF in parts is not converted: {remedy}.")
     if absent := next((name for name in SHAPE if header.get(name) is None), None):
         raise DuoChatError(f"{header.path} does not say its {absent}: fetch or copy the model again.")
     needed, held = _needed(header), {t.name: t for t in header.tensors}
@@ -104,23 +110,60 @@ def _strange_entries(header: Header) -> list[str]:
     return [k for k, v in about.items() if (v != same[k] if k in same else k not in ENTRIES or isinstance(v, list))]
 
 
-def unpack(header: Header, folder: Path) -> None:
-    """config.json and weights as transformers writes them; what is quantised becomes float32, which holds it exactly.
-
-    Memory: the whole model in float32.
-    """
+def loaded(
+    header: Header, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> transformers.PreTrainedModel:
+    """The model, for inference, what is quantised unpacked; in float32, which holds it exactly, unless said."""
     import torch
-    from safetensors.torch import save_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    store.need_room(folder, sum(4 * t.elements for t in header.tensors))
-    told = config(header)
-    about = AutoConfig.for_model(told.pop("model_type"), **told)
-    source = header.path
-    with usable(source), quiet(), redirect_stderr(StringIO()):  # a bar of its own
-        options = {"gguf_file": source.name, "config": about, "dtype": torch.float32} | OPTIONS
-        model, found = AutoModelForCausalLM.from_pretrained(source.parent, **options)
-        refuse_invented(source, model, found)
-        del model.config.quantization_config
-        model.config.save_pretrained(folder)
-        save_model(model, str(folder / "model.safetensors"), {"format": "pt"})
+    with usable(header.path), torch.no_grad(), ThreadPoolExecutor() as pool:
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config(header)))
+        model = allocated(empty, device, dtype or torch.float32)
+        values = pool.map(partial(_values, model.config), header.tensors)
+        for tensor, unpacked in zip(header.tensors, values, strict=True):
+            model.get_parameter(inner(tensor.name)).copy_(unpacked)
+    model.generation_config.eos_token_id = stops(header)
+    return model
+
+
+def allocated(
+    empty: transformers.PreTrainedModel, device: torch.device | str, dtype: torch.dtype
+) -> transformers.PreTrainedModel:
+    """A model of the meta device, for inference, with memory of its own for its weights, and frequencies in float32."""
+    model = empty.to(dtype).to_empty(device=device)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config).to(device)
+    return model.eval().requires_grad_(False)
+
+
+def _values(config: Any, tensor: Tensor) -> torch.Tensor:
+    import torch
+    from gguf import GGMLQuantizationType, quants
+
+    values = quants.dequantize(np.array(tensor.rows()), GGMLQuantizationType(tensor.type))
+    values = torch.from_numpy(values.astype(np.float32, copy=False)).reshape(tensor.shape)
+    return reordered(values, config, inner(tensor.name), to_file=False)
+
+
+def inner(name: str) -> str:
+    """Transformers' name of a tensor of a file."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith("blk."):
+        return f"{MODEL[stem]}.{kind}"
+    _, layer, part = stem.split(".")
+    return f"model.layers.{layer}.{(LAYER | NORMS)[part]}.{kind}"
+
+
+def reordered(values: torch.Tensor, config: Any, name: str, to_file: bool = True) -> torch.Tensor:
+    """A parameter with the rows of queries and keys as a Llama's file has them, or back.
+
+    What rotates together lies together there; transformers has two halves.
+    """
+    count = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    heads = count.get(name.split(".")[-2], 0)
+    if not heads or config.model_type != "llama":
+        return values
+    each = (heads, 2, -1) if to_file else (heads, -1, 2)
+    return values.view(*each, *values.shape[1:]).transpose(1, 2).reshape(values.shape)

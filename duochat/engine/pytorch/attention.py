@@ -41,7 +41,8 @@ def attend(
     exact: bool = False,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query (1, heads, rows, size), key and value (1, kv heads, span, size), mask (1, 1, group * rows, span).
+    """query (1, heads, rows, size), key and value (1, kv heads, span, size), mask (1, 1, group * rows, span); but for
+    the kernel's, any number of sequences in place of the first 1.
 
     The mask is added to the scores. s_aux: a score for each head that takes its share of a row's weights and adds
     nothing (an attention sink). kernel: by that, where it can. exact: in float64, so that what the order of summation
@@ -104,19 +105,20 @@ def _written_out(
         owners, lines = scores.shape[1:3]
         heads = sinks.to(scores.dtype).reshape(owners, -1, 1)
         column = heads.expand(-1, -1, lines // heads.shape[1]).reshape(1, owners, lines, 1)
+        column = column.expand(len(scores), -1, -1, -1)
         scores = torch.cat([scores, column], -1)
     return torch.matmul(scores.softmax(-1)[..., : key.shape[2]].to(value.dtype), value)
 
 
 def _rows(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """(1, heads, rows, size) to (1, kv heads, group * rows, size)."""
-    heads, rows, size = query.shape[1:]
-    return query.reshape(1, key.shape[1], heads // key.shape[1] * rows, size)
+    count, heads, rows, size = query.shape
+    return query.reshape(count, key.shape[1], heads // key.shape[1] * rows, size)
 
 
 def _heads(mixed: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Back, as the model wants it: (1, rows, heads, size)."""
-    return mixed.reshape(1, query.shape[1], query.shape[2], -1).transpose(1, 2).contiguous()
+    return mixed.reshape(*query.shape[:3], -1).transpose(1, 2).contiguous()
 
 
 # ---------------------------------------------------------------- the kernel

@@ -59,7 +59,7 @@ class TorchTarget(Target):
     @classmethod
     def load(
         cls,
-        folder: Path,
+        path: Path,
         device: str = AUTO,
         dtype: str = AUTO,
         context_length: int = Settings.context_length,
@@ -67,18 +67,21 @@ class TorchTarget(Target):
         reproducible: bool = False,
         threads: int | str = AUTO,
     ) -> TorchTarget:
-        """From a folder as transformers writes it; the options are as in `Settings`. Raises DuoChatError."""
+        """From a folder as transformers writes it, or a GGUF file; the options are as in `Settings`.
+
+        Raises DuoChatError.
+        """
         place = loading.pick_device(device)
         kind = loading.pick_dtype(dtype, place)
         if place.type != "cpu":
             torch.set_num_threads(1)  # OpenMP pools that together outnumber the cores sleep at barriers
         elif threads != AUTO:
             torch.set_num_threads(threads)
-        config = loading.read_config(folder)
+        config = loading.read_config(path)
         made_for = getattr(config.get_text_config(), "max_position_embeddings", None) or context_length
         length, cuda = min(context_length, made_for), place.type == "cuda"
-        with usable(folder, config.model_type), memory.Need.of(config, kind).held(length, place):
-            model, told = loading.read(folder, place, kind), recipe(folder).get("told")
+        with usable(path, config.model_type), memory.Need.of(config, kind).held(length, place):
+            model, told = loading.read(path, place, kind), recipe(path).get("told")
             products = "few rows" if compile and cuda and few_rows.swap(model) else "torch"
             made = cls(model, length, compile and cuda, cuda, reproducible)
         made.threads = torch.get_num_threads() if made.shares_cores else 0

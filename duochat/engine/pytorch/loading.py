@@ -1,4 +1,4 @@
-"""From a folder to a model on its device, with what is missing or does not fit said in one sentence."""
+"""From a folder or a GGUF file to a model on its device, with what is missing or does not fit said in one sentence."""
 
 from __future__ import annotations
 
@@ -12,39 +12,33 @@ import torch
 from duochat import DuoChatError
 from duochat.engine.pytorch import linear
 from duochat.engine.pytorch.attention import NAME
-from duochat.models.folder import OPTIONS, quiet, recipe, refuse_invented, usable
+from duochat.models import folder, gguf, weights
+from duochat.models.folder import recipe, usable
 
 
-def read_config(folder: Path) -> Any:
+def read_config(path: Path) -> Any:
     """The configuration of the model that `read` will give."""
     from transformers import AutoConfig
 
-    if not (Path(folder) / "config.json").is_file():
-        raise DuoChatError(f"{folder} holds no config.json: name a folder with a transformers model as the target.")
-    with usable(folder):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if path.is_file():
+        return AutoConfig.for_model(**weights.config(gguf.read(path)))
+    if not (path / "config.json").is_file():
+        raise DuoChatError(f"{path} holds no config.json: name a folder with a transformers model as the target.")
+    with usable(path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype, attention: str = NAME) -> torch.nn.Module:
-    """The model, ready for inference where it is to run; its layers joined when they are to run fast."""
-    if made := recipe(folder):  # by its maker, on the device
-        model = import_module(made["maker"]).build(folder, device, dtype, attention)
+def read(path: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
+    """The model of a folder or a GGUF file, ready for inference where it is to run; on CUDA its layers joined."""
+    if made := recipe(path):  # by its maker, on the device
+        model = import_module(made["maker"]).build(path, device, dtype)
+    elif path.is_file():
+        model = weights.loaded(gguf.read(path), device, dtype)
     else:
-        model = _weights(folder, dtype, attention)
-    if device.type == "cuda" and attention == NAME:
+        model = folder.loaded(path, dtype=dtype, attn_implementation=NAME)
+    if device.type == "cuda":
         linear.join(model, device)
     return model.to(device).eval().requires_grad_(False)
-
-
-def _weights(folder: Path, dtype: torch.dtype, attention: str) -> torch.nn.Module:
-    """The model as its files lie in memory; they are read when they are moved."""
-    from transformers import AutoModelForCausalLM
-
-    options = {"dtype": dtype, "attn_implementation": attention} | OPTIONS
-    with quiet():
-        model, found = AutoModelForCausalLM.from_pretrained(folder, **options)
-    refuse_invented(folder, model, found)
-    return model
 
 
 @torch.no_grad()

@@ -6,12 +6,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from toy_models import write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duochat import DuoChatError
 from duochat.engine.pytorch import TorchTarget, loading, memory
 from duochat.engine.pytorch.memory import GIB, Need
 from duochat.engine.sampling import Sampling
+from duochat.models import weights
 
 SEVEN = Need(weights=13_460_000_000, token=2 * 32 * 32 * 128 * 2)
 CUDA = torch.device("cuda")
@@ -63,6 +65,13 @@ def test_running_out_while_loading_or_reading_is_the_users_matter(monkeypatch, t
         with pytest.raises(DuoChatError, match="ran out of memory"):
             target.verify([1, 2], (), Sampling())
     assert len(target.verify([1, 2], (), Sampling()).tokens) == 1
+
+
+def test_running_out_while_a_file_is_unpacked_is_said_alike(monkeypatch, tmp_path):
+    path = write_gguf(tmp_path / "toy.gguf")
+    monkeypatch.setattr(weights, "allocated", Mock(side_effect=torch.OutOfMemoryError("CUDA: no")))
+    with pytest.raises(DuoChatError, match="GiB are free"):
+        TorchTarget.load(path, device="cpu")
 
 
 @pytest.mark.parametrize(

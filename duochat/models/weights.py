@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from duochat import DuoChatError
-from duochat.models.folder import usable
 from duochat.models.gguf import BLOCKS, Header, Tensor
 from duochat.models.tokenizer import stops
 
@@ -117,7 +116,7 @@ def loaded(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with usable(header.path), torch.no_grad(), ThreadPoolExecutor() as pool:
+    with torch.no_grad(), ThreadPoolExecutor() as pool:
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config(header)))
         model = allocated(empty, device, dtype or torch.float32)

@@ -7,6 +7,7 @@ page never waits for something that will not come.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -198,6 +199,7 @@ def launch(
         enable_monitoring=False, pwa=False, mcp_server=False, theme=theme(),
     )  # fmt: skip
     api = make_app(worker, Access(host, api_key, bool(auth), cors))
+    gc.freeze()  # what stands now lasts: to look through it again takes a quarter of a second of an answer's stream
     try:
         run(beside(app, api), host, port, open_browser=open_browser)
     finally:

@@ -234,19 +234,21 @@ class Target(Protocol):
 
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
-        out. They take turns, so that other work on the machine meets all of them alike. Clears the cache."""
+        out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's trees
+        do: whenever the number of branches changes, llama.cpp builds its graph anew. Clears the cache."""
         from duochat.engine.sampling import Sampling
 
         length = min(context, self.context_length - repeats - 3)
-        chains = {w: [(0, node - 1) for node in range(w - 1)] for w in widths if w <= self.most_nodes + 1}
+        tree = [(node % self.vocabulary, (node - 1) // 2) for node in range(self.most_nodes)]
+        fitting = [width for width in widths if width <= self.most_nodes + 1]
         held = [token % self.vocabulary for token in range(length)]
         self.verify(held, (), Sampling())
-        seconds: dict[int, list[float]] = {width: [] for width in chains}
+        seconds: dict[int, list[float]] = {width: [] for width in fitting}
         for _ in range(repeats + 1):
             held.append(len(held) % self.vocabulary)
-            for width, chain in chains.items():
+            for width in fitting:
                 begun = perf_counter()
-                self.verify(held, chain, Sampling())
+                self.verify(held, tree[: width - 1], Sampling())
                 seconds[width].append(perf_counter() - begun)
         return {width: median(taken[1:]) for width, taken in seconds.items()}  # the first one makes what it needs
 

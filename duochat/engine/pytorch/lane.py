@@ -101,7 +101,8 @@ class TorchTarget(Target):
         reading = self._reading if len(context) - done >= PROMPT else 0
         with memory.refused(self.device), _threads(reading):
             done = self._prefill(context, done, len(tree), cancelled, progress)
-            shape = self._send(list(context[done:]), tree, sampling, changes(context, paths(tree), sampling))
+            made = changes(context, paths(tree), sampling) if sampling.penalised else None
+            shape = self._send(list(context[done:]), tree, sampling, made)
         return partial(self._answer, shape, 1 + len(tree))
 
     def _answer(self, shape: Shape, count: int) -> Answer:

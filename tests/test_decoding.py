@@ -218,6 +218,18 @@ def test_on_shared_cores_the_draft_reads_the_prompt_after_the_target(decoder):
     assert tokens(rounds) == tokens(run("autoregressive"))
 
 
+def test_in_turns_the_second_forward_waits_for_the_draft():
+    """It was asked whether to wait while the schedule still thought of the prompt: the draft then read it beside it."""
+    shared = replace(costs(), turns=True, shared=True)
+    target, request = FakeTarget(eos=(), delay=lambda: 0.01), Request(max_tokens=20, decoder="duotree")
+    rounds = []
+    for told in decode(PROMPT, request, target, FakeDrafter("perfect", delay=lambda: 0.002), shared):
+        rounds.append(told)
+        time.sleep(0.001)
+    assert rounds[1].waited > 0
+    assert rounds[1].pending
+
+
 def test_a_draft_lane_at_rest_is_woken_when_the_target_waits_for_it():
     """A schedule may find work for the draft in what it learnt after the lane went to rest."""
 

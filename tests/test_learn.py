@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import orjson
 import pytest
 from simulated import PROSE, SimulatedEngine, Simulation
 
@@ -69,6 +70,7 @@ def test_the_lesson_is_json_and_has_a_word_for_everything():
 @pytest.mark.parametrize("name", learn.RECORDED)
 def test_every_shipped_trace_makes_a_lesson(name):
     made = learn.Lessons(SimulatedEngine()).lesson({"name": name})
+    assert orjson.loads(orjson.dumps(made)) == json.loads(json.dumps(made)), "Gradio sends it so: no keys but texts"
     drafted = made["decoder"] != "autoregressive"
     assert (made["frame"]["gauges"]["accepted"] > 0) == drafted
     assert any(len(r.get("accepted", [])) > 1 for r in made["frame"]["rounds"]) == drafted

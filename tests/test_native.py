@@ -387,6 +387,8 @@ def test_files_that_it_leaves_to_llama_cpp(tmp_path, toys, monkeypatch):
     assert "Q4_0" in native.unfit(write(tmp_path / "b.gguf", quantized=full))
     assert "rope.scaling.type" in native.unfit(write(tmp_path / "c.gguf", extra={"llama.rope.scaling.type": "linear"}))
     assert native.load(tmp_path / "c.gguf", 64, 1) is None
+    write(tmp_path / "d.gguf", part=8)
+    assert "several files" in native.unfit(tmp_path / "d-00001-of-00003.gguf")
     assert native.unfit(toys[Q8_0]) == ""
     monkeypatch.setattr(library_module, "_library", lambda: None)
     assert "compiler" in native.unfit(toys[Q8_0])

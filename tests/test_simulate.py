@@ -121,6 +121,17 @@ def test_in_turns_the_lanes_never_work_at_once():
     assert sum(len(r.tokens) for r in rounds) == len(recording().answer)
 
 
+@pytest.mark.parametrize("budget", ["auto", 2])
+def test_in_turns_no_more_is_drafted_than_a_forward_takes(budget, monkeypatch):
+    """However sure the draft is, the target waits for it in vain where there are no more rows."""
+    bound = lambda costs, _: simulate.DECODERS["duotree"](costs, budget)  # noqa: E731
+    costs = replace(Costs.of({1: T, 4: T}, {1: D / 8, 8: D / 4}), turns=True, shared=True)
+    monkeypatch.setattr(simulate, "DECODERS", DECODERS | {"bound": bound})
+    rounds = play("bound", recording(), costs)
+    assert any(len(r.pending) == (2 if budget == 2 else 3) for r in rounds)
+    assert all(len(r.drafted) <= len(r.pending) + 2 for r in rounds[2:])
+
+
 def test_a_draft_that_costs_a_forward_is_never_asked_in_turns():
     costs = replace(Costs.of({1: T, 2: 1.4 * T, 64: 20 * T}, {1: 0.6 * T}), turns=True, shared=True)
     rounds = play("duotree", recording(), costs)

@@ -64,7 +64,8 @@ def noise(recording: Recording) -> dict[str, Any] | None:
         return round(float(gumbel(options.seed, position, np.array([token]))[0]), 2)
 
     written = [of(r.position + place, token) for r in answer.rounds for place, token in enumerate(r.tokens)]
-    return {"drafted": {d.id: of(d.position, d.token) for d in answer.drafts.values()}, "written": written}
+    drafted = {str(d.id): of(d.position, d.token) for d in answer.drafts.values()}
+    return {"drafted": drafted, "written": written}
 
 
 def chapters(recording: Recording, costs: Mapping[str, Any]) -> list[dict[str, Any]]:

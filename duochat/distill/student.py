@@ -13,6 +13,7 @@ from duochat import DuoChatError
 from duochat.models.weights import LAYER
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+KEPT = ("vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters")  # of the target's configuration
 
 
 def sizes(config: Any) -> dict[str, int]:
@@ -69,7 +70,8 @@ def deepened(student: nn.Module, config: Any) -> LlamaForCausalLM:
     Raises DuoChatError when it is deeper or differs in anything but its layers.
     """
     count, old = config.num_hidden_layers, sizes(student.config)
-    if old | {"num_hidden_layers": count} != sizes(config) or old["num_hidden_layers"] > count:
+    same = all(getattr(student.config, name) == getattr(config, name) for name in KEPT)
+    if not same or old | {"num_hidden_layers": count} != sizes(config) or old["num_hidden_layers"] > count:
         raise DuoChatError(f"A student of {old} cannot be deepened to {sizes(config)}: only layers can be added.")
     deep = LlamaForCausalLM(config)
     deep.model.embed_tokens.load_state_dict(student.model.embed_tokens.state_dict())

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from duochat import DuoChatError
-from duochat.distill.student import hidden
+from duochat.distill.student import KEPT, hidden
 from duochat.distill.texts import CHUNK, Batch, Texts
 
 log = logging.getLogger("distill")
@@ -30,7 +30,6 @@ BLOCK = 32  # weights that share a scale in GGUF's Q4_0 and Q8_0
 MOMENTUM = 0.95  # Muon's
 CHECKED_EVERY = 50  # steps
 SAVED_EVERY = 60.0  # seconds
-KEPT = ("vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters")  # of the target's configuration
 
 
 @dataclass(frozen=True)

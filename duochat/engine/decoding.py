@@ -60,8 +60,8 @@ def decode(
         lane = TargetLane(target, drafting, stop, cancelled)
         try:
             while stop.finish is None:
-                resting = lane.rests()
-                if lane.index == 1 or resting:  # the first token comes at once, and a wait is a good time to tell
+                resting = lane.index == 1 or lane.rests()
+                if resting:  # the first token comes at once, and a wait is a good time to tell
                     yield from lane.tell()
                 forward = lane.begin(progress, resting)
                 yield from lane.tell()  # while a device of its own is at work

@@ -276,9 +276,13 @@ class Best(Schedule):
             self._chosen = tree.version, [] if self.reason else self._worthy(tree)
         return self._chosen[1]
 
+    @property
+    def _most(self) -> int:
+        """Nodes that a forward may verify."""
+        return self.fixed_budget or self.costs.widest - 1
+
     def _worthy(self, tree: Tree) -> list[Node]:
-        widest = self.fixed_budget or self.costs.widest - 1
-        nodes = tree.best(widest, self.SMALLEST)
+        nodes = tree.best(self._most, self.SMALLEST)
         gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
         for n, node in enumerate(nodes, 1):
             expected += node.reach
@@ -307,9 +311,11 @@ class Best(Schedule):
         """The seconds in which plain decoding gives what these nodes bring; 0 when they take longer.
 
         A decoded node brings one token when the target reaches it and accepts what the draft puts after it, and widens
-        the forward by a row.
+        the forward by a row; where there is room for no more, nothing.
         """
-        row = self.rate * self.costs.row(len(self.pending(tree)) + 1)
+        if (rows := len(self.pending(tree)) + 1) > self._most:
+            return 0.0
+        row = self.rate * self.costs.row(rows)
         gain = sum(max(0.0, node.reach * tree.promise - row) for node in nodes)
         return gain / self.rate if gain > self.rate * self.costs.draft(len(nodes)) else 0.0
 

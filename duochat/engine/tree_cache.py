@@ -79,7 +79,7 @@ class TreeCache:
         seen = self._seen(context)
         self._cut(max(0, min(common(self.tokens, seen), len(seen) - 1)))
         if window and (len(seen) - len(self.tokens) > window or (self.start and len(seen) < window * 3 // 4)):
-            self._cut(0)
+            self.forget()
             self.opening, self.start = window // 2, max(0, len(context) - window)
             seen = self._seen(context)
         path = seen[:-1]
@@ -108,6 +108,7 @@ class TreeCache:
 
     def forget(self) -> None:
         """Hold nothing."""
+        self.clear()
         self._cut(0)
         self.opening, self.start = 0, 0
 

@@ -33,6 +33,7 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}  # qwen3's
+AT_ONCE = 8  # tensors that are unpacked before they are copied: a whole model would lie in memory twice
 HEAD = "output.weight"  # not there: the embedding serves
 SHAPE = (  # entries that no model is without
     *("context_length", "embedding_length", "block_count", "feed_forward_length"),
@@ -120,9 +121,10 @@ def loaded(
         with torch.device("meta"):
             empty = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config(header)))
         model = allocated(empty, device, dtype or torch.float32)
-        values = pool.map(partial(_values, model.config), header.tensors)
-        for tensor, unpacked in zip(header.tensors, values, strict=True):
-            model.get_parameter(inner(tensor.name)).copy_(unpacked)
+        for first in range(0, len(header.tensors), AT_ONCE):
+            some = header.tensors[first : first + AT_ONCE]
+            for tensor, unpacked in zip(some, pool.map(partial(_values, model.config), some), strict=True):
+                model.get_parameter(inner(tensor.name)).copy_(unpacked)
     model.generation_config.eos_token_id = stops(header)
     return model
 

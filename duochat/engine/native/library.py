@@ -70,6 +70,8 @@ def unfit(path: Path) -> str:
     header = gguf.read(path)
     if header.architecture != "llama":
         return f"its architecture is {header.architecture}, not llama"
+    if len(header.parts) > 1:
+        return "it lies in several files"
     try:
         shape, expected = _shape(header, 0), _expected(header)
     except TypeError:

@@ -66,8 +66,8 @@ def free(device: torch.device) -> int | None:
 
 
 def ran_out(fault: BaseException) -> bool:
-    """Whether an exception of torch says that memory was missing."""
-    return isinstance(fault, torch.OutOfMemoryError) or "can't allocate memory" in str(fault)
+    """Whether an exception of torch or NumPy says that memory was missing."""
+    return isinstance(fault, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(fault)
 
 
 def _short() -> DuoChatError:
@@ -81,7 +81,7 @@ def refused(device: torch.device, sentence: Callable[[], DuoChatError] = _short)
     """Turn a want of memory inside into a DuoChatError, and give back what can be."""
     try:
         yield
-    except RuntimeError as fault:
+    except (RuntimeError, MemoryError) as fault:
         if not ran_out(fault):
             raise
         if device.type == "cuda":

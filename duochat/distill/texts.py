@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TAUGHT = 32  # of the target's most likely tokens at each place, kept for the students
-WINDOW = 512  # tokens: of longer rows a part is read, as the draft lane reads the end of a long conversation
+WINDOW = 512  # tokens: of longer rows a part is read, for the draft lane reads as much of a long conversation
 CHUNK = 8192  # places whose logits are worked out together; a batch of more has a multiple of it
 LEARNT_SHARE = 0.55
 

@@ -50,7 +50,7 @@ class Engine:
 
     @classmethod
     def load(cls, settings: Settings, progress: Progress = silent, files: Files | None = None) -> Engine:
-        """Convert and load the pair, measure what each lane costs (cached by hardware and models).
+        """Load the pair, measure what each lane costs (cached by hardware and models).
 
         files: of this pair, as `locate` found them; without them it is asked.
 

@@ -1,1 +1,1 @@
-"""Models on disk: fetch what a reference names, convert it, compare vocabularies, list what is there."""
+"""Models on disk: fetch what a reference names, unpack it, compare vocabularies, list what is there."""

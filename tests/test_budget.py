@@ -25,10 +25,9 @@ class OnCpu(Target):
     """As quick as its threads."""
 
     shares_cores, now = True, 0
-    vocabulary, context_length, forwards = 40, 4096, 0
 
-    def verify(self, context, tree, sampling):
-        self.forwards += 1
+    def describe(self):
+        return {"target_weight_bytes": 8000}
 
     def set_threads(self, threads, reading=0):
         self.now = threads
@@ -48,7 +47,7 @@ class Draft:
         while self.target.calls == calls and time.monotonic() < until:
             time.sleep(0.001)
         self.alone += self.target.calls == calls
-        before()
+        self.read = before()
         return {size: size * 0.006 / min(threads, 6) for size in sizes}
 
     def measure_reading(self, threads):
@@ -83,7 +82,7 @@ def test_on_a_cpu_both_ways_to_share_the_cores_are_measured():
     draft = Draft(target)
     costs = measure(target, draft, cores=4)
     assert draft.alone > 0
-    assert target.forwards == draft.alone, "a forward displaces the draft's weights, as in a chat"
+    assert draft.read == 1000, "as much as a forward reads, which displaces the draft's weights"
     assert (costs.threads, costs.target_threads, costs.target(1)) == (4, 4, 0.005 / 4)
     both = costs.at_once
     assert (both.threads, both.target_threads, both.target(1)) == (2, 2, 0.005 / 2)

@@ -13,12 +13,13 @@ from statistics import median
 from threading import Event
 from types import SimpleNamespace
 
+import numpy as np
+
 from duochat.engine.costs import Costs, Curve
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target
 from duochat.engine.machine import available_cores
 from duochat.engine.rounds import Round
-from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Node, Tree
 
@@ -26,6 +27,7 @@ CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
+MOST_READ = 1 << 28  # bytes: more than caches hold
 
 
 def calibrate(target: Target, drafter: Drafter | None) -> Costs:
@@ -98,12 +100,11 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     forwards = Curve(target.measure(CPU_WIDTHS, 256))
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
-    context = _pretended(target)
-    forward = lambda: target.verify(context, (), Sampling())  # noqa: E731
-    sweep = {n: draft.measure((1,), n, before=forward)[1] for n in {*thread_counts(cores), cores}}
+    read = np.ones(min(target.describe().get("target_weight_bytes", 0), MOST_READ) // 8).sum
+    sweep = {n: draft.measure((1,), n, before=read)[1] for n in {*thread_counts(cores), cores}}
 
     def divided(draft_threads: int, target_threads: int, forwards: Curve, at_once: Costs | None = None) -> Costs:
-        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads, before=forward))
+        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads, before=read))
         more = {"sweep": sweep, "shared": True, "target_threads": target_threads, "at_once": at_once}
         return Costs(forwards, batches, threads=draft_threads, reading=cores, **more)
 
@@ -118,11 +119,6 @@ def in_turns(costs: Costs, acceptance: float = 0.7) -> bool:
     """Whether the best chain gives more tokens per second when each lane has all cores for a while."""
     best = lambda c, delay: max(c.rate(acceptance, n, delay) for n in range(1, 9))  # noqa: E731
     return best(costs, 1.0) > best(costs.at_once, costs.at_once.contention)
-
-
-def _pretended(target: Target) -> list[int]:
-    """A context of no meaning."""
-    return [token % target.vocabulary for token in range(min(CONTEXT, target.context_length // 3))]
 
 
 class Alternating(Schedule):
@@ -140,12 +136,12 @@ class Alternating(Schedule):
 
 def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     """The share of its speed that a forward loses beside a draft lane that never rests; it rests every other round."""
+    length = target.context_length
     same = {name: getattr(target, name) for name in ("vocabulary", "begin", "shares_cores", "set_threads")}
-    endless = SimpleNamespace(eos=frozenset(), context_length=target.context_length, **same)
+    endless = SimpleNamespace(eos=frozenset(), context_length=length, **same)
+    context = [token % target.vocabulary for token in range(min(CONTEXT, length // 3))]  # of no meaning
     request = Request(max_tokens=ROUNDS, decoder="alternating")
-    rounds = decode(
-        _pretended(target), request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating}
-    )
+    rounds = decode(context, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
     told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt
     if len(told) < ROUNDS / 4:  # the draft failed
         return 0.0

@@ -123,11 +123,12 @@ class Drafter(Protocol):
     ) -> dict[int, float]:
         """Median seconds of an `expand` by size: so many branches grow by a token each. Clears the cache.
 
-        before: called before every other one. Where that is a forward of a target with the same cores, one finds its
-        weights displaced, and the next one most of them back: as it is in turns.
+        before: called before every other one, in the drafter's thread. Where that reads as much memory as a forward of
+        a target with the same cores, one finds its weights displaced, and the next most of them back: as in turns.
         """
         self.set_threads(threads)
-        return {size: median(self._growth(size, context_length, repeats, before)) for size in sizes}
+        growth = lambda size: median(self._growth(size, context_length, repeats, before))  # noqa: E731
+        return self.thread.submit(lambda: {size: growth(size) for size in sizes}).result()
 
     def _growth(self, size: int, context_length: int, repeats: int, before: Callable[[], object]) -> Iterator[float]:
         from duochat.engine.tree import Node
@@ -136,12 +137,12 @@ class Drafter(Protocol):
         root = Node(context[-1], None, context_length - 1)
         nodes = [Node(token, root, context_length) for token in range(size)]
         self.forget()
-        self.thread.submit(self._seconds, context, nodes).result()
+        self._seconds(context, nodes)
         for i in range(repeats):
             nodes = [Node(node.token, node, node.position + 1) for node in nodes]
             if i % 2 == 0:
                 before()
-            yield self.thread.submit(self._seconds, context, nodes).result()
+            yield self._seconds(context, nodes)
 
     def measure_reading(self, threads: Iterable[int], length: int = 258) -> dict[int, float]:
         """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""

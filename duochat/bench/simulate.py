@@ -151,8 +151,8 @@ class Simulation(Target):
     def clock(self) -> float:
         return self.now
 
-    def _pass(self, most: float = math.inf) -> bool:
-        """Let time go by to the end of a call, but `most` seconds at most; whether a lane works."""
+    def _pass(self, most: float = math.inf) -> None:
+        """Let time go by to the end of a call, but `most` seconds at most."""
         self._start_batch()
         rates = self._rates()
         step = min([most, *(self.work[lane] / rate for lane, rate in rates.items())])
@@ -162,7 +162,6 @@ class Simulation(Target):
             self.work[lane] = left if left > NOTHING else 0.0
         if self.state.in_flight and not self.work["draft"]:
             self._end_batch()
-        return bool(rates)
 
     def _rates(self) -> dict[str, float]:
         """The lanes that work, and how fast: beside the other one they are slower."""
@@ -180,8 +179,10 @@ class Simulation(Target):
         """Let the draft work while the schedule says so; asked again at the end of each batch."""
         began = self.now
         while (left := self.state.patience(question) - (self.now - began)) > NOTHING:
-            if not self._pass(left):
+            self._start_batch()
+            if not self._rates():
                 break  # both lanes rest: nothing will change
+            self._pass(left)
         self.state.waited += self.now - began
 
     def cut_short(self) -> None:

@@ -101,7 +101,7 @@ class Tree:
     """The tree of one request. Not thread-safe: the lanes share a lock."""
 
     LEAST = 0.02  # a less probable candidate is hopeless: on a virtual clock .004 to .03 give the same speed, within
-    #               2 %, and each candidate costs the interpreter 3 µs, which both lanes wait for
+    #               2 %, and each candidate costs the interpreter microseconds that both lanes wait for
 
     def __init__(
         self,

@@ -109,7 +109,7 @@
 
   /** Why the budget is another one in the chat. budget: the latest of the answer that the chat shows, if there is one. */
   const beside = (budget) =>
-    `Measured on the idle machine, each lane alone. While an answer is written the lanes slow each other down, and its budget follows their own times${budget ? `: in the answer in Chat γ* was ${fixed(budget)} at last` : ""}.`;
+    `Measured before the first question. While an answer is written the lanes slow each other down, and its budget follows their own times${budget ? `: in the answer in Chat γ* was ${fixed(budget)} at last` : ""}.`;
 
   /** The two costs, one alone of each, and the budget. */
   function summary({ curves, threads, fault }) {

@@ -118,7 +118,7 @@ def measured_costs(recording: Recording) -> dict[str, Any]:
     wide, drafted = (_curve(recording.costs.get(device)) for device in ("target", "draft"))
     if wide and drafted:
         target, draft = wide[0][1], drafted[0][1]
-        source = "measured on its machine at start, each alone"
+        source = "measured on its machine at start"
     else:
         target, draft = _seen_costs(recording.answer.rounds)
         source = "taken from this answer's own times"

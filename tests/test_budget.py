@@ -7,11 +7,14 @@ import pytest
 
 from duochat.engine.calibration import beside, fewest, in_turns, measure, thread_counts
 from duochat.engine.costs import Costs, Curve
+from duochat.engine.decoding import DECODERS
+from duochat.engine.lanes import Candidates
 from duochat.engine.rounds import Batch, Round
+from duochat.engine.tree import Acceptance, Tree
 
 
 class Target:
-    threads, shares_cores = 0, False
+    threads, shares_cores, steady = 0, False, False
 
     def __init__(self) -> None:
         self.calls = 0
@@ -194,3 +197,32 @@ def test_a_chain_is_as_long_as_it_pays_to_verify():
     assert 1 < steep.chain_length(0.9) < 6
     free.contention = 1.0  # each second of drafting holds the target up for one
     assert free.chain_length(0.7) < 6
+
+
+def test_a_steady_target_verifies_as_wide_as_has_paid_lately():
+    """Where a forward is quicker that is as wide as the one before, all are filled up to one width."""
+    curve = {1: 1.0, 2: 1.3, 4: 1.7, 8: 2.4, 16: 2.5}
+    costs = replace(Costs.of(curve, {1: 0.01}), steady=True)
+    schedule = DECODERS["duotree"](costs)
+    assert schedule.fill == costs.fill == 4  # rows of a chain of 3 tokens, .7 each
+    rate = 1.2
+    for reaches, best in (([0.9**n for n in range(1, 16)], 16), ([0.3, 0.1, 0.01], 2), ([], 2)):
+        for _ in range(16):
+            assert schedule.fill == costs.fill
+            schedule.width.observe(reaches, rate)
+        assert schedule.fill == best
+    schedule.reason = "a pause"
+    assert schedule.fill == 0
+    assert DECODERS["duotree"](costs).fill == 2  # the next request begins where this one ended
+    assert DECODERS["duotree"](Costs.of(curve, {1: 0.01})).fill == DECODERS["speculative"](costs).fill == 0
+
+
+def test_a_steady_target_is_filled_up_and_watched_at_that_width():
+    curve = {1: 1.0, 2: 1.3, 4: 1.7}
+    costs = replace(Costs.of(curve, {1: 0.01}), steady=True)
+    schedule = DECODERS["duotree"](costs)
+    tree = Tree([1, 2], Acceptance(), 100)
+    tree.grow(tree.root, Candidates((3, 4, 5, 6, 7), (0.4, 0.1, 0.1, 0.1, 0.1)))
+    assert len(schedule.pending(tree)) == 3  # all rows are paid for
+    schedule.observe(Round(0, 2, 0.0, 1.7, (3,), "plain", pending=(1,)))
+    assert costs.target.now.value == 1.0

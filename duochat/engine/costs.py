@@ -14,7 +14,7 @@ from typing import Any
 
 from duochat.engine.rounds import Round
 
-KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns")  # as they are, in JSON too
+KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns", "steady")  # as they are, in JSON too
 
 
 class Scale:
@@ -176,7 +176,9 @@ class Costs:
     target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has
     at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
     turns: bool = False  # `duotree` is expected to be faster in turns
+    steady: bool = False  # a forward of as many rows as the one before is quicker, and so all are that draft
     lone: float = 0.0  # seconds of a plain forward, calibrated, where other cores take part than in `target`
+    fill: int = field(default=0, init=False, compare=False)  # rows of those forwards, the best ones lately
     hands: Threads = field(init=False, repr=False, compare=False)
     crew: Threads = field(init=False, repr=False, compare=False)  # the target's
     _baseline: Baseline = field(default_factory=Baseline, init=False, repr=False, compare=False)
@@ -198,10 +200,6 @@ class Costs:
         """The widest forward that was measured."""
         return max(self.target.seconds)
 
-    def row(self, width: int) -> float:
-        """Seconds by which one row more makes a forward of this width longer."""
-        return max(0.0, self.target(width + 1) - self.target(width))
-
     @property
     def budget(self) -> float:
         """γ* = T_target(one forward) / T_draft(one token), arXiv 2503.00784."""
@@ -217,14 +215,17 @@ class Costs:
         """Whether enough forwards of this answer were seen for `plain` to be of now: it is of the last 15 then."""
         return self._forwards >= 16
 
-    def observe(self, r: Round) -> None:
-        """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took."""
+    def observe(self, r: Round, fill: int = 0) -> None:
+        """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took.
+
+        fill: rows that it was filled up to.
+        """
         seconds = r.ended - r.started
         if r.phase == "prefill":
             self._forwards = 0
         if r.phase == "prefill" or not r.tokens or r.held > 0.5 * seconds:
             return
-        width = len(r.pending) + 1
+        width = max(fill, len(r.pending) + 1)
         self.target.observe(width, seconds)
         self.crew.observe(seconds / self.target.measured(width))
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)

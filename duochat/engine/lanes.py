@@ -186,6 +186,8 @@ class Target(Protocol):
     most_nodes: int  # of one `verify`
     shares_cores: bool  # it computes on the CPU, with the draft's cores
     threads: int = 0  # of these it may have; 0 = all
+    steady: bool = False  # a forward of as many rows as the one before is quicker
+    fill: int = 0  # between calls: forwards of fewer rows are filled up to so many, where it is `steady`
 
     def verify(
         self,

@@ -13,7 +13,7 @@ from duochat.config import AUTO
 from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Node, Tree
-from duochat.engine.watch import Watch
+from duochat.engine.watch import Watch, Width
 
 
 class Schedule:
@@ -22,6 +22,7 @@ class Schedule:
     drafts = False
     parallel = False  # whether it always drafts while the target computes
     waits_for_prompt = False  # whether the target's first forward waits until the draft has read the prompt
+    fill = 0  # rows that the target's next forward is filled up to
     turns = False  # whether lanes that share their cores take turns, the draft's reading included
 
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
@@ -65,7 +66,7 @@ class Schedule:
     def observe(self, r: Round) -> None:
         """Learn from a finished round."""
         self.reading = False
-        self.sharing.observe(r)
+        self.sharing.observe(r, self.fill)
 
 
 def firsts(node: Node, most: int) -> list[Node]:
@@ -237,6 +238,8 @@ class Best(Schedule):
         super().__init__(costs, budget)
         self.watch = Watch(self.costs)
         self.lookup = Lookup()
+        self.width = Width(self.costs) if self.costs.steady else None
+        self._reaches: list[float] = []  # of all nodes that could have been chosen last, best first
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
         self.rate = 1.5 / costs.plain  # tokens per second lately
         self.reason = self._vain()
@@ -244,6 +247,10 @@ class Best(Schedule):
     @property
     def sharing(self) -> Costs:
         return self.whole if self.reason else self.costs
+
+    @property
+    def fill(self) -> int:
+        return 0 if self.reason else self.costs.fill
 
     def _vain(self) -> str:
         """Why no draft can pay, where it takes the target's cores: not even chains that are nearly always right."""
@@ -279,15 +286,19 @@ class Best(Schedule):
     @property
     def _most(self) -> int:
         """Nodes that a forward may verify."""
-        return self.fixed_budget or self.costs.widest - 1
+        return self.fixed_budget or (self.fill or self.costs.widest) - 1
 
     def _worthy(self, tree: Tree) -> list[Node]:
-        nodes = tree.best(self._most, self.SMALLEST)
-        gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
-        for n, node in enumerate(nodes, 1):
-            expected += node.reach
-            gains.append((expected - self.rate * self.costs.target(n + 1), n))
+        nodes = tree.best(self.costs.widest - 1, self.SMALLEST)
+        self._reaches = [node.reach for node in nodes]
+        gains, expected = [(-self.rate * self._seconds(1), 0)], 0.0
+        for n, reach in enumerate(self._reaches[: self._most], 1):
+            expected += reach
+            gains.append((expected - self.rate * self._seconds(n + 1), n))
         return nodes[: max(gains)[1]]
+
+    def _seconds(self, rows: int) -> float:
+        return self.costs.target(max(self.fill, rows))
 
     def read(self, tree: Tree) -> None:
         self.lookup.read(tree.context)
@@ -315,7 +326,7 @@ class Best(Schedule):
         """
         if (rows := len(self.pending(tree)) + 1) > self._most:
             return 0.0
-        row = self.rate * self.costs.row(rows)
+        row = self.rate * max(0.0, self._seconds(rows + 1) - self._seconds(rows))
         gain = sum(max(0.0, node.reach * tree.promise - row) for node in nodes)
         return gain / self.rate if gain > self.rate * self.costs.draft(len(nodes)) else 0.0
 
@@ -325,6 +336,8 @@ class Best(Schedule):
         self.reason = self.watch.observe(r) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain
+            if self.width:
+                self.width.observe(self._reaches, self.rate)
 
 
 DECODERS: dict[str, Callable[..., Schedule]] = {

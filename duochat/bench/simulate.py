@@ -234,7 +234,7 @@ class Simulation(Target):
     def begin(self, context: Sequence[int], tree: Sequence[Edge], *_: Any) -> Callable[[], Answer]:
         """See `lanes.Target`: the recorded tokens along the way, NOWHERE beside it."""
         ways = [len(context) - len(self.recording.prompt)]  # by rows: how many of the answer's tokens lead there
-        self.work["target"] = self._forward_seconds(ways[0], max(self.fill, len(tree) + 1))
+        self.work["target"] = self._forward_seconds(ways[0], len(tree) + 1)
         for token, parent in tree:
             ways.append(ways[parent + 1] + 1 if token == self._token(ways[parent + 1]) else len(self.recording.answer))
 
@@ -249,10 +249,11 @@ class Simulation(Target):
         return self.recording.answer[index] if index < len(self.recording.answer) else NOWHERE
 
     def _forward_seconds(self, answered: int, rows: int) -> float:
-        curve, plain = self.costs.target.measured, self.recording.forward
+        calibrated = self.costs.forward(rows, self.fill).measured(max(rows, self.fill))
+        alone, plain = self.costs.forward(1, 1).measured(1), self.recording.forward
         if not answered:
-            return self.recording.target_prefill + curve(rows) - curve(1)
-        return curve(rows) * (plain / curve(1) if plain else 1.0)
+            return self.recording.target_prefill + calibrated - alone
+        return calibrated * (plain / alone if plain else 1.0)
 
 
 # ---------------------------------------------------------------- measuring what a prediction needs

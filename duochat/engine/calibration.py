@@ -25,7 +25,7 @@ from duochat.engine.tree import Node, Tree
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-STEADY_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # for all that verify drafts
+STEADY_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # that all forwards are filled up to
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
 MOST_READ = 1 << 28  # bytes: more than caches hold
@@ -80,10 +80,11 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     """
     if target.shares_cores:
         return _shared(target, draft, cores)
-    widths = STEADY_WIDTHS if target.steady else GPU_WIDTHS
     for context in (100, 700):  # each length's graphs are captured now, not in a chat
-        target.measure(widths, context)
-    forwards = Curve(target.measure(widths, 256))
+        target.measure(GPU_WIDTHS, context)
+    forwards, even = Curve(target.measure(GPU_WIDTHS, 256)), None
+    if target.steady:
+        even = Curve({width: target.measure((width,), 256, fill=width)[width] for width in STEADY_WIDTHS})
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}))
     with beside(lambda: target.measure((1,), 256)):
@@ -92,7 +93,7 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
         batches = draft.measure((1, 2, 4, 8), best)
         reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
     draft.set_threads(best, reading)
-    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, steady=target.steady)
+    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, even=even)
 
 
 def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:

@@ -10,11 +10,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from duochat.engine.rounds import Round
 
-KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns", "steady")  # as they are, in JSON too
+if TYPE_CHECKING:
+    from duochat.engine.watch import Watch, Width
+
+KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns")  # as they are, in JSON too
 
 
 class Scale:
@@ -176,9 +179,10 @@ class Costs:
     target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has
     at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
     turns: bool = False  # `duotree` is expected to be faster in turns
-    steady: bool = False  # a forward of as many rows as the one before is quicker, and so all are that draft
+    even: Curve | None = None  # of a target that is quicker when as many rows follow as many; `target`: when not
     lone: float = 0.0  # seconds of a plain forward, calibrated, where other cores take part than in `target`
-    fill: int = field(default=0, init=False, compare=False)  # rows of those forwards, the best ones lately
+    watch: Watch | None = field(default=None, init=False, repr=False, compare=False)  # of the last requests
+    width: Width | None = field(default=None, init=False, repr=False, compare=False)
     hands: Threads = field(init=False, repr=False, compare=False)
     crew: Threads = field(init=False, repr=False, compare=False)  # the target's
     _baseline: Baseline = field(default_factory=Baseline, init=False, repr=False, compare=False)
@@ -188,6 +192,8 @@ class Costs:
         self.hands, few = Threads(self.threads, self.sweep), self.at_once
         sweep = {c.target_threads: c.target.measured(1) for c in (few, self) if c}
         self.crew = Threads(self.target_threads, sweep)
+        if self.even:
+            self.even.now = self.target.now
         if self.at_once:
             self.at_once.lone, self.at_once._baseline = self.target.measured(1), self._baseline
 
@@ -200,15 +206,23 @@ class Costs:
         """The widest forward that was measured."""
         return max(self.target.seconds)
 
+    def forward(self, rows: int, fill: int = 0) -> Curve:
+        """The curve that tells how long such a forward takes. fill: as in `Target`."""
+        return self.even if self.even and rows <= fill else self.target
+
+    def seconds(self, rows: int, fill: int = 0) -> float:
+        """Of a forward now."""
+        return self.forward(rows, fill)(max(rows, fill))
+
     @property
     def budget(self) -> float:
         """γ* = T_target(one forward) / T_draft(one token), arXiv 2503.00784."""
-        return self.target(1) / self.draft(1)
+        return self.seconds(1, fill=1) / self.draft(1)
 
     @property
     def plain(self) -> float:
         """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
-        return self._baseline.value * (self.lone or self.target.measured(1))
+        return self._baseline.value * (self.lone or self.forward(1, 1).measured(1))
 
     @property
     def known(self) -> bool:
@@ -225,11 +239,12 @@ class Costs:
             self._forwards = 0
         if r.phase == "prefill" or not r.tokens or r.held > 0.5 * seconds:
             return
-        width = max(fill, len(r.pending) + 1)
-        self.target.observe(width, seconds)
-        self.crew.observe(seconds / self.target.measured(width))
+        rows = len(r.pending) + 1
+        calibrated = self.forward(rows, fill).measured(max(rows, fill))
+        self.target.now.observe(seconds / calibrated)
+        self.crew.observe(seconds / calibrated)
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
-        ratio = (seconds - self.contention * beside) / self.target.measured(width)
+        ratio = (seconds - self.contention * beside) / calibrated
         self._baseline.observe(ratio, drafting=bool(r.batches or r.pending))
         self._forwards += 1
         if not r.batches and r.speculation == "on":  # lest a bad minute keep the draft from being tried
@@ -244,10 +259,10 @@ class Costs:
         """γ that gives the most tokens per second when drafting and verifying take turns (arXiv 2211.17192, eq. 1)."""
         return max(range(1, most + 1), key=lambda n: self.rate(acceptance, n, 1.0))
 
-    def rate(self, acceptance: float, length: int, delay: float) -> float:
+    def rate(self, acceptance: float, length: int, delay: float, fill: int = 0) -> float:
         """Tokens per second of chains of this length; delay: seconds by which one of drafting delays a forward."""
         a = _rate(acceptance)
-        return (1 - a ** (length + 1)) / (1 - a) / (length * delay * self.draft(1) + self.target(length + 1))
+        return (1 - a ** (length + 1)) / (1 - a) / (length * delay * self.draft(1) + self.seconds(length + 1, fill))
 
     def chain_length(self, acceptance: float) -> int:
         """The pending chain that gives the most tokens per second when it is drafted beside a forward; γ* at most.
@@ -274,18 +289,19 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
-        by_size = {"target": self.target.seconds, "draft": self.draft.seconds, "sweep": self.sweep}
+        even = self.even.seconds if self.even else {}
+        by_size = {"target": self.target.seconds, "even": even, "draft": self.draft.seconds, "sweep": self.sweep}
         return {
             **{name: {str(size): s for size, s in seconds.items()} for name, seconds in by_size.items()},
             **{name: getattr(self, name) for name in KEPT},
-            "plain": self.target.measured(1),
+            "plain": self.forward(1, 1).measured(1),
             "at_once": self.at_once and self.at_once.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
-        target, draft, sweep = (
-            {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "draft", "sweep")
+        target, even, draft, sweep = (
+            {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "even", "draft", "sweep")
         )
-        at_once = raw["at_once"] and cls.from_dict(raw["at_once"])
-        return cls(Curve(target), Curve(draft), sweep=sweep, at_once=at_once, **{name: raw[name] for name in KEPT})
+        more = {name: raw[name] for name in KEPT} | {"sweep": sweep, "even": Curve(even) if even else None}
+        return cls(Curve(target), Curve(draft), at_once=raw["at_once"] and cls.from_dict(raw["at_once"]), **more)

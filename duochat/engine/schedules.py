@@ -22,7 +22,6 @@ class Schedule:
     drafts = False
     parallel = False  # whether it always drafts while the target computes
     waits_for_prompt = False  # whether the target's first forward waits until the draft has read the prompt
-    fill = 0  # rows that the target's next forward is filled up to
     turns = False  # whether lanes that share their cores take turns, the draft's reading included
 
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
@@ -36,6 +35,11 @@ class Schedule:
     def sharing(self) -> Costs:
         """Of the cores as the target's next forward has them."""
         return self.costs
+
+    @property
+    def fill(self) -> int:
+        """Rows that the target's next forward is filled up to."""
+        return 0 if self.drafts and not self.reason else 1
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -236,13 +240,14 @@ class Best(Schedule):
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
         self.turns, self.parallel = costs.turns, not costs.turns
         super().__init__(costs, budget)
-        self.watch = Watch(self.costs)
+        self.costs.watch = self.watch = self.costs.watch or Watch(self.costs)
+        self.costs.width = self.width = self.costs.width or Width(self.costs)
+        self.watch.before = None
         self.lookup = Lookup()
-        self.width = Width(self.costs) if self.costs.steady else None
         self._reaches: list[float] = []  # of all nodes that could have been chosen last, best first
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
-        self.rate = 1.5 / costs.plain  # tokens per second lately
-        self.reason = self._vain()
+        self.rate = (max(1.0, self.watch.speedup) if self.watch.window else 1.5) / self.costs.plain  # tokens per second
+        self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
 
     @property
     def sharing(self) -> Costs:
@@ -250,7 +255,7 @@ class Best(Schedule):
 
     @property
     def fill(self) -> int:
-        return 0 if self.reason else self.costs.fill
+        return 1 if self.reason else self.width.now
 
     def _vain(self) -> str:
         """Why no draft can pay, where it takes the target's cores: not even chains that are nearly always right."""
@@ -298,7 +303,7 @@ class Best(Schedule):
         return nodes[: max(gains)[1]]
 
     def _seconds(self, rows: int) -> float:
-        return self.costs.target(max(self.fill, rows))
+        return self.costs.seconds(rows, self.fill)
 
     def read(self, tree: Tree) -> None:
         self.lookup.read(tree.context)
@@ -336,8 +341,7 @@ class Best(Schedule):
         self.reason = self.watch.observe(r) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain
-            if self.width:
-                self.width.observe(self._reaches, self.rate)
+            self.width.observe(self._reaches, self.rate)
 
 
 DECODERS: dict[str, Callable[..., Schedule]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
@@ -58,7 +59,8 @@ class Watch:
             self.window.append((len(r.tokens), seconds))
         lost = self.forwards - self.tokens
         if lost < self.LOSS and (lost <= 0 or len(self.window) < self.WINDOW):
-            self.pause = self.WINDOW if self.speedup > 1.1 else self.pause
+            if len(self.window) == self.WINDOW and self.speedup > 1.1:
+                self.pause = self.WINDOW
             return ""
         self.reason = f"drafting gave {self.speedup:.2f}× plain decoding over {len(self.window)} rounds"
         self.left, self.pause = self.pause, min(self.MOST, 2 * self.pause)
@@ -68,23 +70,27 @@ class Watch:
 
 
 class Width:
-    """How wide the forwards are where one is quicker that is as wide as the one before: as wide as has paid lately."""
+    """How wide the forwards are where one is quicker that is as wide as the one before: as it has paid lately."""
 
     START = 0.7  # of a draft's first choices are accepted
     ROUNDS = 16  # that a choice rests on: a change of width costs a forward or two
 
     def __init__(self, costs: Costs) -> None:
         self.costs, self.rounds = costs, 0
-        self.expected = dict.fromkeys((width for width in costs.target.seconds if width > 1), 0.0)  # tokens, by width
-        rate = lambda width: costs.rate(self.START, width - 1, 0.0)  # noqa: E731
-        costs.fill = costs.fill or max(self.expected, key=rate)
+        even = costs.even.seconds if costs.even else {}
+        self.gains = dict.fromkeys((0, *(width for width in even if width > 1)), 0.0)  # 0: each as wide as pays
+        rate = lambda width: costs.rate(self.START, width - 1, 0.0, width)  # noqa: E731
+        self.now = max((width for width in self.gains if width), key=rate, default=0)
 
     def observe(self, reaches: Sequence[float], rate: float) -> None:
         """reaches: of all that a round could have verified, best first. rate: tokens per second lately."""
-        for width in self.expected:
-            self.expected[width] += sum(reaches[: width - 1])
+        if not self.costs.even:
+            return
+        sums = [0.0, *accumulate(reaches)]
+        for width in self.gains:
+            rows = [min(width, len(sums))] if width else range(1, len(sums) + 1)
+            self.gains[width] += max(sums[n - 1] - rate * self.costs.seconds(n, width) for n in rows)
         self.rounds += 1
         if self.rounds == self.ROUNDS:
-            gain = lambda width: self.expected[width] / self.ROUNDS - rate * self.costs.target(width)  # noqa: E731
-            self.costs.fill = max(self.expected, key=gain)
-            self.expected, self.rounds = dict.fromkeys(self.expected, 0.0), 0
+            self.now = max(self.gains, key=self.gains.__getitem__)
+            self.gains, self.rounds = dict.fromkeys(self.gains, 0.0), 0

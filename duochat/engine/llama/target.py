@@ -10,7 +10,7 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class LlamaTarget(Target):
         self.shares_cores = llama.options.gpu_layers <= layers or bool(llama.options.tensor_overrides)
         self.exact, self._least, most = _rows(llama, reproducible)
         llama.least = self._least
-        self.steady = not self.shares_cores and not reproducible
+        self.steady = not self.shares_cores and not reproducible  # a GPU then launches a forward as one graph
         self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)
@@ -132,16 +132,6 @@ class LlamaTarget(Target):
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""
         self._llama.set_threads(threads, reading)
-
-    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """See `lanes.Target.measure`. On a GPU a forward as wide as the one before it is launched as one graph: each
-        width is measured by itself."""
-        found: dict[int, float] = {}
-        for some in [(width,) for width in widths] if self.steady else [widths]:
-            self.fill = some[0] if self.steady else 0
-            found |= super().measure(some, context, repeats)
-        self.fill = 0
-        return found
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

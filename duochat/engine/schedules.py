@@ -338,7 +338,7 @@ class Best(Schedule):
     def observe(self, r: Round) -> None:
         super().observe(r)
         self._chosen = None
-        self.reason = self.watch.observe(r) or self._vain()
+        self.reason = self.watch.observe(r, 1 + sum(self._reaches[: len(r.pending)])) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain
             self.width.observe(self._reaches, self.rate)

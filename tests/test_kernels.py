@@ -79,7 +79,7 @@ LOADED = """
 import numpy as np
 from duochat.engine import choosing
 from duochat.engine.native.library import _library
-choosing.kernel(), choosing.kernel(exact=True), _library(), _library("target")
+choosing.kernel(), _library()
 assert (np.full(64, 1e-40, np.float32) * np.float32(1)).all()
 """
 

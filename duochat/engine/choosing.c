@@ -45,16 +45,24 @@ static float gumbel(int64_t token, uint32_t key) {
     return -logf(-logf((h >> 9) * 0x1p-23f + 0x1p-24f));
 }
 
+/* Added up in an order that is the same however many numbers a vector holds. */
+static float sum_up(float *weight) {
+    for (int half = BLOCK / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) weight[i] += weight[i + half];
+    return weight[0];
+}
+
 /* Of the blocks that hold row[from ... to - 1]: the greatest logit, and when `weight` is given the sum of
    exp(logit - greatest). from: a multiple of BLOCK. */
 static void survey(const float *row, int from, int to, float *peak, float *weight) {
     for (int start = from; start < to; start += BLOCK) {
         int end = to < start + BLOCK ? to : start + BLOCK;
-        float most = row[start], sum = 0;
+        float most = row[start], each[BLOCK] = {0};
         for (int i = start; i < end; i++) most = row[i] > most ? row[i] : most;
-        for (int i = start; weight && i < end; i++) sum += exponential(row[i] - most);
         peak[start / BLOCK] = most;
-        if (weight) weight[start / BLOCK] = sum;
+        if (!weight) continue;
+        for (int i = start; i < end; i++) each[i - start] = exponential(row[i] - most);
+        weight[start / BLOCK] = sum_up(each);
     }
 }
 
@@ -159,9 +167,7 @@ static double sum_from(const float *row, int n, const float *peak, float scale, 
             float scaled = row[start + i] * scale;
             weight[i] = scaled < least ? 0 : exponential(scaled - top);
         }
-        for (int half = BLOCK / 2; half; half /= 2)
-            for (int i = 0; i < half; i++) weight[i] += weight[i + half];
-        total += weight[0];
+        total += sum_up(weight);
     }
     return total;
 }

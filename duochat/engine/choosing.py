@@ -20,10 +20,9 @@ from duochat.engine.penalties import changes, paths, penalised
 from duochat.engine.sampling import Sampling, key
 
 SOURCE = Path(__file__).with_suffix(".c")
-# Sums keep their order, so a row gives the same bits wherever it lies; loops are vectors still.
+# Sums keep their order, so a row gives the same bits wherever it lies; loops are vectors still. No -ffast-math:
+# a library with it turns small numbers to 0 in the thread that loads it, a target's too.
 ORDERED = ("-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only", "-fno-signed-zeros")
-# Not -ffast-math: a library linked with it turns small numbers to 0 in the thread that loads it, a target's too.
-FAST = (*ORDERED, "-fassociative-math", "-freciprocal-math")
 REACH = 6.0  # greedy: tokens whose logit is this far below the best are cut, their weight is estimated
 NOISY_REACH = 8.0  # T > 0: the same in logits/T; in a chat, noise would lift a cut token to the top once in 100
 MOST = 512  # T > 0: no more tokens than this get noise after a filter
@@ -91,7 +90,7 @@ def sample(row: np.ndarray, position: int, sampling: Sampling, asked: Sequence[i
     tokens, probs = (ctypes.c_int32 * len(asked))(*asked), (ctypes.c_float * (len(asked) + 1))()
     noise = 0 if greedy else key(sampling.seed, position)
     rules = (scale, not greedy, noise, top_k, top_p, floor)
-    token = kernel(exact=True).sample(_address(row), len(row), *rules, len(asked), tokens, probs)
+    token = kernel().sample(_address(row), len(row), *rules, len(asked), tokens, probs)
     if token < 0:
         raise DuoChatError("The target's logits are no numbers, or memory is short: fetch the model again.")
     return token, [*probs]
@@ -115,9 +114,9 @@ def answer(rows: Iterable[np.ndarray], context: Sequence[int], tree: Sequence[Ed
 
 
 @cache
-def kernel(exact: bool = False) -> ctypes.CDLL:
-    """choosing.c's functions; exact: as `sample` has to be. Raises DuoChatError without a compiler."""
-    library = kernels.needed(SOURCE, *(ORDERED if exact else FAST))
+def kernel() -> ctypes.CDLL:
+    """choosing.c's functions. Raises DuoChatError without a compiler."""
+    library = kernels.needed(SOURCE, *ORDERED)
     pointer, number, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
     library.choose.argtypes = [pointer, number, pointer, ctypes.POINTER(Choice), number, pointer, pointer]
     rules = (real, number, ctypes.c_uint32, number, real, real)

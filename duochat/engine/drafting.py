@@ -58,7 +58,7 @@ class State:
     def choose(self) -> list[Node]:
         """What the target verifies now, parents first: no more than was measured."""
         self._claim(self.schedule.drafted(self.tree))
-        pending = self.schedule.pending(self.tree)[: self.schedule.costs.widest - 1]
+        pending = self.schedule.choose(self.tree)[: self.schedule.costs.widest - 1]
         self._claim(pending)
         self.verifying = True
         return pending
@@ -143,7 +143,8 @@ class DraftLane:
         if self.running is None and self.drafter and self.state.schedule.drafts:
             costs = self.state.schedule.costs
             self.drafter.set_threads(costs.hands.now, costs.reading)
-            self.running = self.drafter.thread.submit(self._run)
+            if not self.state.schedule.turns:
+                self.running = self.drafter.thread.submit(self._run)
 
     def __exit__(self, *exc: object) -> None:
         with self.changed:
@@ -168,21 +169,29 @@ class DraftLane:
         while (left := self.state.patience(question) - waited) > 0:
             if cancelled():
                 raise Cancelled
-            self.changed.wait(min(0.05, left))
+            if not self.state.schedule.turns:
+                self.changed.wait(min(0.05, left))
+            elif nodes := self.state.next_batch():
+                self._attempt(nodes, self.state.tree.context)
+            else:
+                break
             waited = self.clock() - began
         self.state.waited += waited
 
     def _run(self) -> None:
         """The lane's life, as long as the request."""
         while (work := self._next()) is not None:
-            try:
-                self._draft(*work)
-            except Cancelled:
-                continue
-            except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
-                with self.changed:
-                    self.state.fault = f"the draft failed: {fault or type(fault).__name__}"
-                    self.changed.notify_all()
+            self._attempt(*work)
+
+    def _attempt(self, nodes: list[Node], context: Sequence[int]) -> None:
+        try:
+            self._draft(nodes, context)
+        except Cancelled:
+            return
+        except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
+            with self.changed:
+                self.state.fault = f"the draft failed: {fault or type(fault).__name__}"
+                self.changed.notify_all()
 
     def _next(self) -> tuple[list[Node], list[int]] | None:
         with self.changed:
@@ -200,7 +209,6 @@ class DraftLane:
         batch = Batch(started, self.clock(), len(nodes), choosing)
         with self.changed:
             threads = self.state.grow(nodes, candidates, batch)
-            if not self.state.schedule.turns:  # else the target waits until this lane rests: to ask takes a core
-                self.changed.notify_all()
+            self.changed.notify_all()
         if threads:
             self.drafter.set_threads(threads, self.state.schedule.costs.reading)

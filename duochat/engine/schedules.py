@@ -7,6 +7,7 @@ lane; `patience` and `settling` say how long the GPU lane waits for a draft befo
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from duochat.config import AUTO
@@ -52,6 +53,10 @@ class Schedule:
     def pending(self, tree: Tree) -> list[Node]:
         """The nodes that the target verifies now, parents first."""
         return []
+
+    def choose(self, tree: Tree) -> list[Node]:
+        """`pending`, when it is done: a round will tell what came of it."""
+        return self.pending(tree)
 
     def patience(self, tree: Tree) -> float:
         """How many seconds at most the target should wait for the next draft batch before its forward."""
@@ -244,7 +249,8 @@ class Best(Schedule):
         self.costs.width = self.width = self.costs.width or Width(self.costs)
         self.watch.before = None
         self.lookup = Lookup()
-        self._reaches: list[float] = []  # of all nodes that could have been chosen last, best first
+        self._reaches: list[float] = []  # of all nodes that could be chosen, best first
+        self._promises: deque[list[float]] = deque()  # the same of forwards whose rounds are not told yet
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
         self.rate = (max(1.0, self.watch.speedup) if self.watch.window else 1.5) / self.costs.plain  # tokens per second
         self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
@@ -287,6 +293,11 @@ class Best(Schedule):
         if self._chosen is None or self._chosen[0] != tree.version:
             self._chosen = tree.version, [] if self.reason else self._worthy(tree)
         return self._chosen[1]
+
+    def choose(self, tree: Tree) -> list[Node]:
+        nodes = self.pending(tree)
+        self._promises.append(self._reaches if nodes else [])
+        return nodes
 
     @property
     def _most(self) -> int:
@@ -337,11 +348,11 @@ class Best(Schedule):
 
     def observe(self, r: Round) -> None:
         super().observe(r)
-        self._chosen = None
-        self.reason = self.watch.observe(r, 1 + sum(self._reaches[: len(r.pending)])) or self._vain()
+        self._chosen, reaches = None, self._promises.popleft()
+        self.reason = self.watch.observe(r, 1 + sum(reaches[: len(r.pending)])) or self._vain()
         if self.watch.window:
             self.rate = max(1.0, self.watch.speedup) / self.costs.plain
-            self.width.observe(self._reaches, self.rate)
+            self.width.observe(reaches, self.rate)
 
 
 DECODERS: dict[str, Callable[..., Schedule]] = {

@@ -75,7 +75,7 @@ class LlamaTarget(Target):
         context_length: tokens at most; a model that was trained on fewer gets those.
         """
         path = Path(path)
-        kernel(exact=True)
+        kernel()
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
         cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH

@@ -15,7 +15,7 @@ import numpy as np
 
 from duochat import DuoChatError
 from duochat.engine import kernels
-from duochat.engine.choosing import FAST, ORDERED, Choice
+from duochat.engine.choosing import ORDERED, Choice
 from duochat.engine.lanes import Cancelled, Candidates
 from duochat.engine.machine import require_memory
 from duochat.engine.penalties import Changes
@@ -50,9 +50,8 @@ class _Changes(ctypes.Structure):
 
 
 @cache
-def _library(role: str = "draft") -> ctypes.CDLL | None:
-    """A target's row is the same to the bit in passes of any width."""
-    library = kernels.library(SOURCE, *(FAST if role == "draft" else ORDERED), "-pthread")
+def _library() -> ctypes.CDLL | None:
+    library = kernels.library(SOURCE, *ORDERED, "-pthread")
     if library is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         library.load.restype, library.path.restype = pointer, ctypes.c_char_p
@@ -135,9 +134,9 @@ class Native:
     def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto", role: str = "draft") -> None:
         """vocabulary: how many tokens a draft may propose, see `duochat.models.trim`. The file must fit, see `unfit`.
 
-        role: "draft" or "target", which gives the same logits however many nodes are decoded at once.
+        role: "draft" or "target", for people. A row is the same to the bit however many nodes are decoded at once.
         """
-        header, self._library = gguf.read(path), _library(role)
+        header, self._library = gguf.read(path), _library()
         shape = _shape(header, cells)
         need = 3 * path.stat().st_size + 4 * shape.cells * shape.layers * shape.groups * shape.head
         require_memory(need, f"The {role} model {path}", f"choose a smaller {role} or a shorter context_length")

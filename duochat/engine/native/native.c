@@ -143,19 +143,10 @@ typedef struct {
     const uint8_t *allowed; /* by a grammar, for each of a row's logits; NULL: all */
 } Changes;
 
-struct Lane;
-
-typedef struct {
-    _Alignas(64) atomic_uint called; /* counts the passes that want this thread */
-    atomic_int asleep;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t bell;
-    struct Lane *lane;
-    int index;
+typedef struct { /* what a thread of a lane's passes writes */
     Vectors input;
     float *normed, *scores;
-} Member;
+} Own;
 
 typedef struct Lane {
     Shape shape;
@@ -171,7 +162,7 @@ typedef struct Lane {
     char *free;
     size_t left;
     /* The pass that runs now: */
-    int nodes, wanted, threads, running, closing, failed;
+    int nodes, wanted, threads, ready, failed; /* ready: threads that have an `own` */
     int cell[MOST], position[MOST], every[MOST], want[MOST];
     float *stream, *queries, *mixed, *logits, *turns, *peak, *weight; /* of each node */
     Vectors hidden;
@@ -183,12 +174,29 @@ typedef struct Lane {
     int32_t *tokens, *found;
     float *probs;
     double choosing;
-    /* The team: */
-    Member *team[TEAM];
+    Own own[TEAM];
     _Alignas(64) atomic_int stop;
+    _Alignas(64) atomic_int inside; /* threads that have not left a pass, but the caller's */
     _Alignas(64) atomic_int arrived;
     _Alignas(64) atomic_uint round; /* counts barriers by 2; odd once the pass is to be left */
 } Lane;
+
+/* Each thread that calls `run` has a team of its own, which goes through the passes of all lanes that it calls: whose
+   turn it is finds them awake. */
+typedef struct {
+    _Alignas(64) atomic_uint called; /* counts the passes that want this thread */
+    atomic_int asleep;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t bell;
+    Lane *lane; /* NULL: the team is dismissed */
+    int index;
+} Member;
+
+typedef struct {
+    Member *member[TEAM];
+    int size;
+} Team;
 
 static int groups_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
@@ -226,7 +234,8 @@ static int barrier(Lane *m) {
     return now & 1;
 }
 
-static void call(Member *t) {
+static void call(Member *t, Lane *m) {
+    t->lane = m;
     atomic_fetch_add(&t->called, 1);
     if (!atomic_load(&t->asleep)) return;
     pthread_mutex_lock(&t->lock);
@@ -273,7 +282,7 @@ static void quantise(const float *x, Vectors *to, int place) {
 }
 
 /* The vectors of `nodes` in 8 bits; norm: their RMS norm times this, unless NULL. */
-static void prepare(Lane *m, Member *own, const float *x, int width, const int *nodes, int n, const float *norm) {
+static void prepare(Lane *m, Own *own, const float *x, int width, const int *nodes, int n, const float *norm) {
     for (int t = 0; t < n; t++) {
         const float *from = x + (size_t)nodes[t] * width;
         if (norm) {
@@ -358,7 +367,7 @@ static void project(Lane *m, int self, int layer) {
         float y[MOST][ROWS] __attribute__((aligned(64)));
         const Matrix *w = g < queries ? &l->query : g < queries + keys ? &l->key : &l->value;
         const int at = g < queries ? g : (g - queries) % keys, row = at * ROWS % s->head, group = at * ROWS / s->head;
-        product(w, at, &m->team[self]->input, m->nodes, y);
+        product(w, at, &m->own[self].input, m->nodes, y);
         for (int t = 0; t < m->nodes; t++) {
             const int block = m->cell[t] / ROWS, cell = m->cell[t] % ROWS;
             if (w != &l->value) turn(y[t], m->turns + t * s->head + row);
@@ -401,7 +410,7 @@ INLINE void soften(float **score, int cells, float scale, float *sum, int n) {
 }
 
 /* What n queries of one group of heads see, mixed: cells out of a node's sight start far below. */
-INLINE void attend_some(Lane *m, Member *own, int layer, int group, int first, int n) {
+INLINE void attend_some(Lane *m, Own *own, int layer, int group, int first, int n) {
     const Shape *s = &m->shape;
     const int each = s->heads / s->groups, all = s->heads * s->head;
     float *query[TILE], *score[TILE], *out[TILE], *from[TILE], *to[TILE], sum[TILE];
@@ -439,7 +448,7 @@ static void attend(Lane *m, int self, int layer) {
     while (from < to) {
         int group = from / each, first = from % each, n = to - from < TILE ? to - from : TILE;
         n = n < each - first ? n : each - first;
-#define ATTEND(n) case n: attend_some(m, m->team[self], layer, group, first, n); break;
+#define ATTEND(n) case n: attend_some(m, &m->own[self], layer, group, first, n); break;
         CASES(ATTEND)
         from += n;
     }
@@ -465,8 +474,8 @@ static void feed(Lane *m, int self, const Layer *l) {
         float gate[MOST][ROWS] __attribute__((aligned(64))), up[MOST][ROWS] __attribute__((aligned(64)));
         float hidden[MOST][QUANT];
         for (int g = 0; g < QUANT / ROWS; g++) {
-            product(&l->gate, b * (QUANT / ROWS) + g, &m->team[self]->input, m->nodes, gate);
-            product(&l->up, b * (QUANT / ROWS) + g, &m->team[self]->input, m->nodes, up);
+            product(&l->gate, b * (QUANT / ROWS) + g, &m->own[self].input, m->nodes, gate);
+            product(&l->up, b * (QUANT / ROWS) + g, &m->own[self].input, m->nodes, up);
             for (int t = 0; t < m->nodes; t++)
                 for (int i = 0; i < ROWS; i++)
                     hidden[t][ROWS * g + i] = gate[t][i] / (1 + exponential(-gate[t][i])) * up[t][i];
@@ -483,7 +492,7 @@ static void propose(Lane *m, int self) {
     to = to * BLOCK < m->head.rows ? to * BLOCK : m->head.rows;
     for (int g = from * (BLOCK / ROWS); g < groups_of(to); g++) {
         float y[MOST][ROWS] __attribute__((aligned(64)));
-        product(&m->head, g, &m->team[self]->input, m->wanted, y);
+        product(&m->head, g, &m->own[self].input, m->wanted, y);
         for (int t = 0; t < m->wanted; t++) memcpy(m->logits + (size_t)t * padded + ROWS * g, y[t], sizeof y[t]);
     }
     for (int t = 0; m->choice && t < m->wanted; t++)
@@ -516,7 +525,7 @@ static void choose_all(Lane *m, int self) {
 /* The model. */
 static void layers(Lane *m, int self) {
     const Shape *s = &m->shape;
-    Member *own = m->team[self];
+    Own *own = &m->own[self];
     for (int i = 0; i < s->layers; i++) {
         const Layer *l = &m->layer[i];
         prepare(m, own, m->stream, s->width, m->every, m->nodes, l->attention_norm);
@@ -548,11 +557,13 @@ static int pass(Lane *m, int self) {
 }
 
 static void *serve(void *argument) {
-    Member *own = argument;
+    Member *self = argument;
     for (unsigned passes = 0;; passes++) {
-        await(own, passes);
-        if (own->lane->closing) return NULL;
-        pass(own->lane, own->index);
+        await(self, passes);
+        Lane *m = self->lane;
+        if (!m) return NULL;
+        pass(m, self->index);
+        atomic_fetch_sub(&m->inside, 1);
     }
 }
 
@@ -648,24 +659,57 @@ static Vectors grab_vectors(Lane *m, int width) {
     return (Vectors){grab(m, MOST * width), grab(m, scales), grab(m, scales), grab(m, scales)};
 }
 
-/* See that the team has so many members; returns how many it can have. The first one is who calls `run`. */
-static int gather(Lane *m, int threads) {
-    const Shape *s = &m->shape;
-    const int widest = s->width > s->heads * s->head ? s->width : s->heads * s->head;
-    for (; m->running < threads && !m->failed; m->running++) {
-        Member *one = m->team[m->running] = grab(m, sizeof *one);
+static pthread_key_t teams;
+
+static void dismiss(void *argument) {
+    Team *team = argument;
+    for (int i = 1; i < team->size; i++) {
+        call(team->member[i], NULL);
+        pthread_join(team->member[i]->thread, NULL);
+        free(team->member[i]);
+    }
+    free(team);
+}
+
+static void open_teams(void) { pthread_key_create(&teams, dismiss); }
+
+/* The caller's team, with so many members if it can have them. The first one is the caller. */
+static Team *gather(int threads) {
+    static pthread_once_t opened = PTHREAD_ONCE_INIT;
+    pthread_once(&opened, open_teams);
+    Team *team = pthread_getspecific(teams);
+    if (!team && (team = calloc(1, sizeof *team))) {
+        team->size = 1;
+        pthread_setspecific(teams, team);
+    }
+    for (; team && team->size < threads; team->size++) {
+        Member *one = aligned_alloc(64, (sizeof *one + 63) / 64 * 64);
         if (!one) break;
-        one->lane = m;
-        one->index = m->running;
-        one->input = grab_vectors(m, widest);
-        one->normed = grab(m, widest * sizeof(float));
-        one->scores = grab(m, (size_t)TILE * s->cells * sizeof(float));
+        memset(one, 0, sizeof *one);
+        one->index = team->size;
         pthread_mutex_init(&one->lock, NULL);
         pthread_cond_init(&one->bell, NULL);
-        m->failed |= one->index && pthread_create(&one->thread, NULL, serve, one);
-        if (m->failed) break; /* it goes on with as many as there are */
+        team->member[one->index] = one;
+        if (pthread_create(&one->thread, NULL, serve, one)) {
+            free(one);
+            break; /* it goes on with as many as there are */
+        }
     }
-    return m->running < threads ? m->running : threads;
+    return team;
+}
+
+/* See that so many threads have what they write to; returns how many do. */
+static int equip(Lane *m, int threads) {
+    const Shape *s = &m->shape;
+    const int widest = s->width > s->heads * s->head ? s->width : s->heads * s->head;
+    for (; m->ready < threads; m->ready++) {
+        Own *own = &m->own[m->ready];
+        own->input = grab_vectors(m, widest);
+        own->normed = grab(m, widest * sizeof(float));
+        own->scores = grab(m, (size_t)TILE * s->cells * sizeof(float));
+        if (m->failed) break;
+    }
+    return m->ready < threads ? m->ready : threads;
 }
 
 /* Decode n nodes, parents first, and give the candidates of the wanted ones: choice->count places for each in `tokens`
@@ -677,7 +721,8 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
     m->changes = changes;
     m->choosing = 0;
     const int count = choice ? choice->count : 0;
-    m->threads = gather(m, threads < TEAM ? threads : TEAM);
+    const Team *team = gather(threads < TEAM ? threads : TEAM);
+    m->threads = equip(m, !team ? 1 : threads < team->size ? threads : team->size);
     int done = 0;
     for (int wanted = 0; done < n; wanted += m->wanted) {
         const int size = n - done < MOST ? n - done : MOST;
@@ -687,7 +732,8 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
         m->chosen = wanted;
         set_up(m, nodes + done, size);
         atomic_store(&m->round, atomic_load(&m->round) & ~1u);
-        for (int i = 1; i < m->threads; i++) call(m->team[i]);
+        atomic_fetch_add(&m->inside, m->threads - 1);
+        for (int i = 1; i < m->threads; i++) call(team->member[i], m);
         if (pass(m, 0)) break;
         done += size;
     }
@@ -749,11 +795,7 @@ static Matrix pack(Lane *m, const Tensor *from, const int64_t *names, int rows) 
 static Matrix whole(Lane *m, const Tensor *from) { return pack(m, from, NULL, from->rows); }
 
 void discard(Lane *m) {
-    m->closing = 1;
-    for (int i = 1; i < m->running; i++) {
-        call(m->team[i]);
-        pthread_join(m->team[i]->thread, NULL);
-    }
+    while (atomic_load(&m->inside)) rest();
     for (void *piece = m->held, *next; piece; piece = next) {
         next = *(void **)piece;
         free(piece);
@@ -794,7 +836,7 @@ Lane *load(const Shape *shape, const Tensor *tensors, const int64_t *names, int 
     m->hidden = grab_vectors(m, s->inner);
     for (int i = 0; i < s->head / 2 && !m->failed; i++) m->frequency[i] = pow(s->base, -2.0 * i / s->head);
     for (int i = 0; i < MOST; i++) m->every[i] = i;
-    if (!m->failed && gather(m, 1) == 1) return m;
+    if (!m->failed && equip(m, 1) == 1) return m;
     discard(m);
     return NULL;
 }

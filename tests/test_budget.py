@@ -10,6 +10,7 @@ from duochat.engine.costs import Costs, Curve
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Candidates
 from duochat.engine.rounds import Batch, Round
+from duochat.engine.schedules import Schedule
 from duochat.engine.tree import Acceptance, Tree
 
 
@@ -199,30 +200,69 @@ def test_a_chain_is_as_long_as_it_pays_to_verify():
     assert free.chain_length(0.7) < 6
 
 
+def steady() -> Costs:
+    """Of a target that is quicker when forwards are alike."""
+    curve = {1: 1.5, 2: 1.8, 4: 2.1, 8: 2.7, 16: 2.9}
+    even = Curve({1: 1.0, 2: 1.3, 4: 1.7, 8: 2.4, 16: 2.5})
+    return replace(Costs.of(curve, {1: 0.01}), even=even)
+
+
 def test_a_steady_target_verifies_as_wide_as_has_paid_lately():
-    """Where a forward is quicker that is as wide as the one before, all are filled up to one width."""
-    curve = {1: 1.0, 2: 1.3, 4: 1.7, 8: 2.4, 16: 2.5}
-    costs = replace(Costs.of(curve, {1: 0.01}), steady=True)
+    costs = steady()
     schedule = DECODERS["duotree"](costs)
-    assert schedule.fill == costs.fill == 4  # rows of a chain of 3 tokens, .7 each
-    rate = 1.2
-    for reaches, best in (([0.9**n for n in range(1, 16)], 16), ([0.3, 0.1, 0.01], 2), ([], 2)):
-        for _ in range(16):
-            assert schedule.fill == costs.fill
-            schedule.width.observe(reaches, rate)
-        assert schedule.fill == best
+    assert schedule.fill == 4  # rows of a chain of 3 tokens, .7 each
+    good, poor = [0.9**n for n in range(1, 16)], [0.3, 0.1, 0.01]
+    for reaches, best in (([good, good], 16), ([poor, poor], 2), ([good, []], 0)):
+        for index in range(16):
+            before = schedule.fill
+            schedule.width.observe(reaches[index % 2], 1.2)
+        assert schedule.fill == best != before
     schedule.reason = "a pause"
-    assert schedule.fill == 0
-    assert DECODERS["duotree"](costs).fill == 2  # the next request begins where this one ended
-    assert DECODERS["duotree"](Costs.of(curve, {1: 0.01})).fill == DECODERS["speculative"](costs).fill == 0
+    assert schedule.fill == 1
+    assert DECODERS["duotree"](costs).fill == 0  # the next request begins where this one ended
+    assert DECODERS["autoregressive"](costs).fill == 1
+    assert DECODERS["speculative"](costs).fill == DECODERS["duotree"](Costs.of({1: 1.0}, {1: 0.01})).fill == 0
 
 
-def test_a_steady_target_is_filled_up_and_watched_at_that_width():
-    curve = {1: 1.0, 2: 1.3, 4: 1.7}
-    costs = replace(Costs.of(curve, {1: 0.01}), steady=True)
+def test_a_steady_target_is_told_how_wide_and_followed_by_that_curve():
+    costs = steady()
     schedule = DECODERS["duotree"](costs)
     tree = Tree([1, 2], Acceptance(), 100)
     tree.grow(tree.root, Candidates((3, 4, 5, 6, 7), (0.4, 0.1, 0.1, 0.1, 0.1)))
-    assert len(schedule.pending(tree)) == 3  # all rows are paid for
+    assert len(schedule.choose(tree)) == 3  # all rows are paid for
     schedule.observe(Round(0, 2, 0.0, 1.7, (3,), "plain", pending=(1,)))
     assert costs.target.now.value == 1.0
+    assert (costs.seconds(2, 4), costs.seconds(2), costs.seconds(5, 4)) == (1.7, 1.8, costs.target(5))
+    assert costs.plain == costs.seconds(1, 1) == 1.0
+    assert Costs.from_dict(costs.to_dict()).even == costs.even
+
+
+def pays(costs: Costs, rounds: int, tokens: int, seconds: float, chance: float = 0.9) -> Schedule:
+    """A request's schedule after so many rounds that drafted."""
+    schedule, now = DECODERS["duotree"](costs), 0.0
+    for index in range(rounds):
+        tree = Tree([1, 2], Acceptance(), 100)
+        if not schedule.reason:
+            tree.grow(tree.root, Candidates((3,), (chance,)))
+        nodes = schedule.choose(tree)
+        told = Round(index, 2, now, now + seconds, (3,) * tokens, "plain", pending=tuple(range(len(nodes))))
+        now += seconds
+        schedule.observe(replace(told, speculation="paused" if schedule.reason else "on"))
+    return schedule
+
+
+def test_a_pause_outlives_a_request():
+    costs = Costs.of({1: 1.0, 2: 1.05, 8: 1.3}, {1: 0.01})
+    assert "0." in pays(costs, 10, 1, 2.5).reason
+    assert DECODERS["duotree"](costs).reason == costs.watch.reason
+    left = costs.watch.left
+    assert pays(costs, 5, 1, 1.0).reason
+    assert costs.watch.left == left - 5
+
+
+def test_a_few_bad_rounds_are_no_reason_for_a_pause():
+    """A tree's promise tells more than what chance made of it; but promises that never come true are not believed."""
+    costs = Costs.of({1: 1.0, 2: 1.05, 8: 1.3}, {1: 0.01})
+    for rounds, tokens, reason in ((100, 2, False), (8, 1, False), (200, 1, True)):
+        pays(costs, rounds, tokens, 1.3)
+        assert bool(costs.watch.reason) == reason

@@ -360,7 +360,7 @@ def test_it_says_what_it_is(load, files):
     assert target.measure((1, 2, 4, 65), 40).keys() == {1, 2, 4}
 
 
-def test_on_a_gpu_each_width_is_measured_by_itself(load, monkeypatch):
+def test_forwards_that_are_filled_up_are_measured_by_themselves(load, monkeypatch):
     """A forward that is as wide as the one before it takes less time there."""
     target, clock, last = load("llama"), SimpleNamespace(now=0.0), []
 
@@ -372,8 +372,7 @@ def test_on_a_gpu_each_width_is_measured_by_itself(load, monkeypatch):
     monkeypatch.setattr(target, "verify", verify)
     monkeypatch.setattr("duochat.engine.lanes.perf_counter", lambda: clock.now)
     assert target.measure((1, 2, 4), 40) == {1: 2.0, 2: 2.0, 4: 2.0}
-    target.steady = True
-    assert target.measure((1, 2, 4), 40) == {1: 1.0, 2: 1.0, 4: 1.0}
+    assert target.measure((2, 4), 40, fill=4) == {2: 1.0, 4: 1.0}
     assert target.fill == 0
 
 

@@ -245,8 +245,9 @@ def pays(costs: Costs, rounds: int, tokens: int, seconds: float, chance: float =
         if not schedule.reason:
             tree.grow(tree.root, Candidates((3,), (chance,)))
         nodes = schedule.choose(tree)
-        told = Round(index, 2, now, now + seconds, (3,) * tokens, "plain", pending=tuple(range(len(nodes))))
         now += seconds
+        began = now - costs.target.measured(len(nodes) + 1)
+        told = Round(index, 2, began, now, (3,) * tokens, "plain", pending=tuple(range(len(nodes))))
         schedule.observe(replace(told, speculation="paused" if schedule.reason else "on"))
     return schedule
 

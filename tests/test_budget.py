@@ -15,7 +15,7 @@ from duochat.engine.tree import Acceptance, Tree
 
 
 class Target:
-    threads, shares_cores, steady = 0, False, False
+    threads, shares_cores, steady, context_length = 0, False, False, 4096
 
     def __init__(self) -> None:
         self.calls = 0
@@ -171,14 +171,29 @@ def test_a_round_whose_reader_was_slow_is_no_measure():
     assert not costs.known
 
 
-def test_a_draft_that_seemed_slow_is_tried_again():
+@pytest.mark.parametrize("speculation", ["on", "warming"])
+def test_a_draft_that_seemed_slow_is_tried_again(speculation):
+    """Also where it has to read first what was said in a pause."""
     costs = Costs.of({1: 1e-2}, {1: 1e-3})
     for _ in range(15):
         costs.observe_batch(1, 4e-3)
     assert costs.draft.now.value == 4.0
     for i in range(15):
-        costs.observe(a_round(i))
+        costs.observe(a_round(i, speculation=speculation))
     assert costs.draft.now.value == 1.0
+
+
+def test_a_forward_over_a_long_context_is_no_slow_one():
+    curve = Curve({1: 3e-3, 4: 4e-3}, {1: 1e-6, 4: 3e-6})
+    costs = replace(Costs.of({1: 1.0}, {1: 1e-3}), target=curve, shared=True, target_threads=2)
+    costs.see(256 + 6400)
+    assert [curve(n) for n in (1, 4)] == pytest.approx([9.4e-3, 23.2e-3])
+    assert costs.plain == curve(1)
+    for i in range(40):
+        costs.observe(Round(i, 9, 0.0, 9.4e-3, (3,), "plain"))
+    assert costs.plain == pytest.approx(9.4e-3)
+    assert costs.crew.now == 2
+    assert Costs.from_dict(costs.to_dict()).target == Curve({1: 3e-3, 4: 4e-3}, {1: 1e-6, 4: 3e-6})
 
 
 def test_a_fault_of_the_target_at_work_is_not_lost():
@@ -202,7 +217,7 @@ def test_a_chain_is_as_long_as_it_pays_to_verify():
 
 def steady() -> Costs:
     """Of a target that is quicker when forwards are alike."""
-    curve = {1: 1.5, 2: 1.8, 4: 2.1, 8: 2.7, 16: 2.9}
+    curve = {1: 1.5, 2: 1.8, 4: 2.1, 8: 2.7, 16: 2.9}  # seconds
     even = Curve({1: 1.0, 2: 1.3, 4: 1.7, 8: 2.4, 16: 2.5})
     return replace(Costs.of(curve, {1: 0.01}), even=even)
 

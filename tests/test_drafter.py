@@ -302,6 +302,7 @@ def test_next_turn_reuses_the_cache(draft, monkeypatch):
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=5)], ids=["greedy", "T=1"])
 def test_of_a_long_context_both_ends_are_read(draft, alone, rows, monkeypatch, sampling):
     monkeypatch.setattr(LlamaDrafter, "window", 100)
+    monkeypatch.setattr("duochat.engine.tree_cache.LONGEST", 2)
     context = [int(t) for t in np.random.default_rng(4).integers(VOCABULARY, size=250)]
     decoded = recorded(draft, monkeypatch)
 
@@ -322,6 +323,10 @@ def test_of_a_long_context_both_ends_are_read(draft, alone, rows, monkeypatch, s
     ask(230, context[200:230])  # it goes on from what is cached
     ask(40, context[:40])  # another conversation
     ask(250, [*context[:50], *context[200:]])  # a long message
+    context += context[:200]
+    for length in range(260, 351, 10):  # it goes on for two windows
+        ask(length, context[length - 10 : length])
+    ask(360, [*context[:50], *context[310:360]])
 
 
 def test_cancelled_prompt_goes_on_from_where_it_was(draft, alone, rows):

@@ -103,6 +103,13 @@ def test_threads_that_stall_for_good_are_tried_ever_less_often():
     assert used.count(8) < 0.05 * len(used)
 
 
+def test_fewer_threads_that_are_no_faster_are_taken_back():
+    """A long context, say: all batches are slow, and slower with less to compute them."""
+    used = stalls(Threads(2, {}), 5000, lambda batch, n: 4.0 if n == 2 else 6.0)
+    assert used.count(1) < 0.05 * len(used)
+    assert used[-1] == 2
+
+
 def test_one_slow_batch_gives_nothing_up():
     assert stalls(Threads(8, {}), 100, lambda batch, n: 40.0 if batch % 10 == 0 else 1.0) == [8] * 100
 

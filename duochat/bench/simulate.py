@@ -233,6 +233,7 @@ class Simulation(Target):
 
     def begin(self, context: Sequence[int], tree: Sequence[Edge], *_: Any) -> Callable[[], Answer]:
         """See `lanes.Target`: the recorded tokens along the way, NOWHERE beside it."""
+        self.costs.see(len(context))
         ways = [len(context) - len(self.recording.prompt)]  # by rows: how many of the answer's tokens lead there
         self.work["target"] = self._forward_seconds(ways[0], len(tree) + 1)
         for token, parent in tree:

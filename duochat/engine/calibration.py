@@ -5,7 +5,7 @@ Each device is timed as the other one leaves it in a chat. What drafting costs i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from duochat.engine.costs import Costs, Curve
+from duochat.engine.costs import MEASURED, Costs, Curve
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target
 from duochat.engine.machine import available_cores
@@ -26,6 +26,8 @@ from duochat.engine.tree import Node, Tree
 CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 STEADY_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # that all forwards are filled up to
+LONG = 768  # tokens of context, the longer one of two
+SLOW = 0.03  # seconds of a forward
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
 MOST_READ = 1 << 28  # bytes: more than caches hold
@@ -80,14 +82,14 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     """
     if target.shares_cores:
         return _shared(target, draft, cores)
-    for context in (100, 700):  # each length's graphs are captured now, not in a chat
-        target.measure(GPU_WIDTHS, context)
-    forwards, even = Curve(target.measure(GPU_WIDTHS, 256)), None
+    target.measure(GPU_WIDTHS, 100)  # each length's graphs are captured now, not in a chat
+    forwards, even = _curve(target, GPU_WIDTHS), None
     if target.steady:
-        even = Curve({width: target.measure((width,), 256, fill=width)[width] for width in STEADY_WIDTHS})
+        seconds = {width: target.measure((width,), MEASURED, fill=width)[width] for width in STEADY_WIDTHS}
+        even = Curve(seconds, forwards.growth)
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}))
-    with beside(lambda: target.measure((1,), 256)):
+    with beside(lambda: target.measure((1,), MEASURED)):
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
@@ -96,11 +98,19 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, even=even)
 
 
+def _curve(target: Target, widths: Iterable[int]) -> Curve:
+    """Over contexts of two lengths; of a slow target, of which a long one is a small part, over one."""
+    if target.measure((1,), 8)[1] > SLOW or target.context_length < 2 * LONG:
+        return Curve(target.measure(widths, MEASURED))
+    long, short = target.measure(widths, LONG), target.measure(widths, MEASURED)
+    return Curve(short, {width: max(0.0, long[width] - short[width]) / (LONG - MEASURED) for width in short})
+
+
 def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     """In turns each has all cores; at once the draft has half of them at most, and the target the others."""
     most = min(target.threads or cores, cores)
     target.set_threads(most)
-    forwards = Curve(target.measure(CPU_WIDTHS, 256))
+    forwards = _curve(target, CPU_WIDTHS)
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
     read = np.ones(min(target.describe().get("target_weight_bytes", 0), MOST_READ) // 8).sum
@@ -114,7 +124,9 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
     others = max(1, min(most, cores - few))
     target.set_threads(others, most)
-    at_once = divided(few, others, Curve(target.measure(CPU_WIDTHS, 256)))
+    seconds = target.measure(CPU_WIDTHS, MEASURED)
+    growth = {width: more * seconds[width] / forwards.seconds[width] for width, more in forwards.growth.items()}
+    at_once = divided(few, others, Curve(seconds, growth))
     return divided(fewest(sweep), most, forwards, at_once)
 
 

@@ -17,6 +17,7 @@ from duochat.engine.rounds import Round
 if TYPE_CHECKING:
     from duochat.engine.watch import Watch, Width
 
+MEASURED = 256  # tokens of context over which forwards are measured
 KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns")  # as they are, in JSON too
 
 
@@ -78,28 +79,27 @@ class Baseline:
 class Curve:
     """Seconds by size, linear between the measured sizes and beyond the last one; followed by live timings."""
 
-    seconds: dict[int, float]
+    seconds: dict[int, float]  # over a context of MEASURED tokens
+    growth: dict[int, float] = field(default_factory=dict)  # seconds more for each further token of it, by size
     now: Scale = field(default_factory=Scale, repr=False, compare=False)
+    _context: int = field(default=MEASURED, init=False, repr=False, compare=False)
     _known: dict[int, float] = field(init=False, repr=False, compare=False)  # sizes asked for: a round asks for dozens
 
     def __post_init__(self) -> None:
         self.seconds = dict(sorted(self.seconds.items()))
-        self._known = dict(self.seconds)
+        self._known = {}
+
+    def see(self, context: int) -> None:
+        """What is asked for is over so many tokens of context, to the nearest 64, from now on."""
+        if self.growth and (near := 64 * round(context / 64)) != self._context:
+            self._context, self._known = near, {}
 
     def measured(self, size: int) -> float:
         """Seconds for a call of this size as calibrated, live scale apart."""
         if size not in self._known:
-            self._known[size] = self._between(size)
+            more = between(self.growth, size) * (self._context - MEASURED) if self.growth else 0.0
+            self._known[size] = max(1e-9, between(self.seconds, size) + more)
         return self._known[size]
-
-    def _between(self, size: int) -> float:
-        sizes = list(self.seconds)
-        if len(sizes) == 1:
-            return self.seconds[sizes[0]]
-        i = min(max(1, bisect_left(sizes, size)), len(sizes) - 1)
-        low, high = sizes[i - 1], sizes[i]
-        slope = (self.seconds[high] - self.seconds[low]) / (high - low)
-        return max(1e-9, self.seconds[low] + slope * (size - low))
 
     def __call__(self, size: int) -> float:
         """Seconds that a call of this size takes now."""
@@ -110,54 +110,72 @@ class Curve:
         self.now.observe(seconds / self.measured(size))
 
 
+def between(known: Mapping[int, float], size: int) -> float:
+    """Linear between known sizes, in ascending order, and beyond the last ones."""
+    sizes = list(known)
+    if len(sizes) == 1:
+        return known[sizes[0]]
+    i = min(max(1, bisect_left(sizes, size)), len(sizes) - 1)
+    low, high = sizes[i - 1], sizes[i]
+    return known[low] + (known[high] - known[low]) / (high - low) * (size - low)
+
+
 def _rate(acceptance: float) -> float:
     """An acceptance rate short of 1, so that a geometric series ends."""
     return min(0.999, max(0.0, acceptance))
 
 
 class Threads:
-    """How many threads the draft has: fewer while it stalls, all of them again as soon as that is faster.
+    """How many threads a lane has: fewer while it stalls, all of them again as soon as that is faster.
 
-    A batch ends with its slowest thread, so one that has to wait for its core holds up all others. Ratios are seconds
-    over calibrated seconds; time is counted in batches.
+    A batch ends with its slowest thread, so one that has to wait for its core holds up all others. Each change is a
+    trial that has to be faster than what was before, else it is taken back. Ratios are seconds over calibrated seconds;
+    time is counted in batches.
     """
 
     STALLED = 2.5  # a ratio above what the number of threads explains: threads wait for a core
     TRIAL = 8  # batches that a judgement rests on; their median, so that one slow batch is none
-    FIRST, MOST = 64, 4096  # batches until all threads are tried again, at first and after many vain tries
+    FIRST, MOST = 64, 4096  # batches until all threads, or fewer, are tried again: at first, and after many vain tries
 
     def __init__(self, every: int, sweep: Mapping[int, float]) -> None:
         """every: the calibrated number. sweep: seconds of one token by the number of threads."""
         self.all = self.now = every
         self.slower = {n: seconds / sweep[every] for n, seconds in sweep.items()} if every in sweep else {}
         self.ratios: deque[float] = deque(maxlen=self.TRIAL)
-        self.wait = self.left = self.FIRST
-        self.before: tuple[int, float] | None = None  # threads and ratio that all threads, on trial, have to beat
+        self.wait = {"fewer": self.FIRST, "all": self.FIRST}
+        self.left = {"fewer": 0, "all": self.FIRST}
+        self.before: tuple[int, float] | None = None  # threads and ratio that those on trial have to beat
 
     def observe(self, ratio: float) -> int:
         """Count a batch; returns the number of threads to go on with when that changes, else 0."""
         self.ratios.append(ratio)
-        self.left -= 1
+        self.left = {way: left - 1 for way, left in self.left.items()}
         if len(self.ratios) < self.TRIAL:
             return 0
         found = median(self.ratios)
         if self.before:
             return self._judge(found)
-        if self.now > 1 and found > self.STALLED * self.slower.get(self.now, 1.0):
-            self.left = self.wait
-            return self._use(self.now // 2)
-        if self.now < self.all and self.left <= 0:
-            self.before = self.now, found
-            return self._use(self.all)
+        stalled = found > self.STALLED * self.slower.get(self.now, 1.0)
+        if self.now > 1 and stalled and self.left["fewer"] <= 0:
+            return self._try(self.now // 2, found)
+        if self.now < self.all and self.left["all"] <= 0:
+            return self._try(self.all, found)
         return 0
 
+    def _try(self, threads: int, ratio: float) -> int:
+        self.before = self.now, ratio
+        return self._use(threads)
+
     def _judge(self, found: float) -> int:
-        (fewer, ratio), self.before = self.before, None
-        if found <= ratio:
-            self.wait = self.FIRST
-            return 0
-        self.wait = self.left = min(self.MOST, 2 * self.wait)
-        return self._use(fewer)
+        (others, ratio), self.before = self.before, None
+        way = "all" if self.now > others else "fewer"
+        better = found < ratio or (found == ratio and way == "all")
+        self.wait[way] = self.FIRST if better else min(self.MOST, 2 * self.wait[way])
+        self.left[way] = 0 if better else self.wait[way]
+        if not better:
+            return self._use(others)
+        self.left["all"] = max(self.left["all"], self.wait["all"])
+        return 0
 
     def _use(self, threads: int) -> int:
         self.ratios.clear()
@@ -180,7 +198,7 @@ class Costs:
     at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
     turns: bool = False  # `duotree` is expected to be faster in turns
     even: Curve | None = None  # of a target that is quicker when as many rows follow as many; `target`: when not
-    lone: float = 0.0  # seconds of a plain forward, calibrated, where other cores take part than in `target`
+    alone: Curve | None = field(default=None, init=False, repr=False, compare=False)  # of a target with all cores
     watch: Watch | None = field(default=None, init=False, repr=False, compare=False)  # of the last requests
     width: Width | None = field(default=None, init=False, repr=False, compare=False)
     hands: Threads = field(init=False, repr=False, compare=False)
@@ -195,7 +213,7 @@ class Costs:
         if self.even:
             self.even.now = self.target.now
         if self.at_once:
-            self.at_once.lone, self.at_once._baseline = self.target.measured(1), self._baseline
+            self.at_once.alone, self.at_once._baseline = self.target, self._baseline
 
     @classmethod
     def of(cls, target: Mapping[int, float], draft: Mapping[int, float]) -> Costs:
@@ -205,6 +223,11 @@ class Costs:
     def widest(self) -> int:
         """The widest forward that was measured."""
         return max(self.target.seconds)
+
+    def see(self, context: int) -> None:
+        """See `Curve.see`."""
+        for curve in filter(None, (self.target, self.even, self.alone)):
+            curve.see(context)
 
     def forward(self, rows: int, fill: int = 0) -> Curve:
         """The curve that tells how long such a forward takes. fill: as in `Target`."""
@@ -222,7 +245,7 @@ class Costs:
     @property
     def plain(self) -> float:
         """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
-        return self._baseline.value * (self.lone or self.forward(1, 1).measured(1))
+        return self._baseline.value * (self.alone or self.forward(1, 1)).measured(1)
 
     @property
     def known(self) -> bool:
@@ -247,7 +270,7 @@ class Costs:
         ratio = (seconds - self.contention * beside) / calibrated
         self._baseline.observe(ratio, drafting=bool(r.batches or r.pending))
         self._forwards += 1
-        if not r.batches and r.speculation == "on":  # lest a bad minute keep the draft from being tried
+        if not r.batches and r.speculation in ("on", "warming"):  # lest a bad minute keep the draft from being tried
             self.draft.now.observe(1.0)
 
     def observe_batch(self, size: int, seconds: float) -> int:
@@ -290,18 +313,19 @@ class Costs:
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
         even = self.even.seconds if self.even else {}
-        by_size = {"target": self.target.seconds, "even": even, "draft": self.draft.seconds, "sweep": self.sweep}
+        by_size = {"target": self.target.seconds, "growth": self.target.growth, "even": even}
+        by_size |= {"draft": self.draft.seconds, "sweep": self.sweep}
         return {
             **{name: {str(size): s for size, s in seconds.items()} for name, seconds in by_size.items()},
             **{name: getattr(self, name) for name in KEPT},
-            "plain": self.forward(1, 1).measured(1),
+            "plain": self.forward(1, 1).seconds[1],
             "at_once": self.at_once and self.at_once.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
-        target, even, draft, sweep = (
-            {int(k): float(v) for k, v in raw[name].items()} for name in ("target", "even", "draft", "sweep")
-        )
-        more = {name: raw[name] for name in KEPT} | {"sweep": sweep, "even": Curve(even) if even else None}
-        return cls(Curve(target), Curve(draft), at_once=raw["at_once"] and cls.from_dict(raw["at_once"]), **more)
+        names = ("target", "growth", "even", "draft", "sweep")
+        target, growth, even, draft, sweep = ({int(k): float(v) for k, v in raw[name].items()} for name in names)
+        more = {name: raw[name] for name in KEPT} | {"sweep": sweep, "even": Curve(even, growth) if even else None}
+        at_once = raw["at_once"] and cls.from_dict(raw["at_once"])
+        return cls(Curve(target, growth), Curve(draft), at_once=at_once, **more)

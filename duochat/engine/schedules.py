@@ -57,6 +57,8 @@ class Schedule:
 
     def choose(self, tree: Tree) -> list[Node]:
         """`pending`, when it is done: a round will tell what came of it."""
+        for costs in (self.whole, self.costs):
+            costs.see(len(tree.context))
         return self.pending(tree)
 
     def patience(self, tree: Tree) -> float:
@@ -268,7 +270,7 @@ class Best(Schedule):
         return self._chosen[1]
 
     def choose(self, tree: Tree) -> list[Node]:
-        nodes = self.pending(tree)
+        nodes = super().choose(tree)
         self._promises.append(self._reaches if nodes else [])
         return nodes
 

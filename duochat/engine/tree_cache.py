@@ -13,6 +13,8 @@ from typing import Any
 from duochat import DuoChatError
 from duochat.engine.lanes import Cancelled, Reading, common
 
+LONGEST = 4  # windows that are held: a small model's attention costs as much as all else by then
+
 
 class Full(DuoChatError):
     """There is no room for what is new: `clear` makes some."""
@@ -69,8 +71,8 @@ class TreeCache:
         """Bring the trunk along all but the last token of `context`; that one is returned, the root of the tree.
 
         anew: nothing is kept from the root down. tail: tokens that may be left to be decoded with the tree, at most and
-        without it a chunk. window: where more tokens than that are missing, it reads so many, half of them from the
-        beginning, which tells what is asked and what an answer takes up first, half from the end.
+        without it a chunk. window: where more tokens than that are missing, or very many are held, it reads so many,
+        half of them from the beginning, which tells what is asked and what an answer takes up first, half from the end.
         A context is never changed in place: the one followed last is known by its identity.
         """
         if context is self._followed and not anew:
@@ -78,7 +80,7 @@ class TreeCache:
         self._followed = None
         seen = self._seen(context)
         self._cut(max(0, min(common(self.tokens, seen), len(seen) - 1)))
-        if window and (len(seen) - len(self.tokens) > window or (self.start and len(seen) < window * 3 // 4)):
+        if window and self._unfit(len(seen), window):
             self.forget()
             self.opening, self.start = window // 2, max(0, len(context) - window)
             seen = self._seen(context)
@@ -97,6 +99,11 @@ class TreeCache:
                 progress(len(self.tokens), len(context))
         self._root, self._followed = self.grow(self.end, seen[len(self.tokens) :]), context
         return self._root
+
+    def _unfit(self, seen: int, window: int) -> bool:
+        """Whether a window is quicker read than the tokens that are missing, or better than what is held."""
+        short = self.start and seen < window * 3 // 4
+        return bool(short) or seen > min(len(self.tokens) + window, LONGEST * window)
 
     def _held(self, entry: Entry, token: int) -> Entry | None:
         """The child that may become part of the trunk."""

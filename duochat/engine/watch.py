@@ -23,7 +23,7 @@ class Watch:
     WINDOW = 16  # rounds that a judgement rests on, and of the first pause
     MOST = 128  # rounds: a try takes WINDOW of them, so it costs an eighth of what drafting loses
     MEMORY = 0.99  # of promises, a round
-    LOSS = 3.0  # plain forwards lost in a window that are enough to judge before it is full
+    LOSS = 2.5  # plain forwards lost in a window that are enough to judge before it is full
     EASED = 0.85  # a forward's seconds over those when the pause began
 
     def __init__(self, costs: Costs) -> None:

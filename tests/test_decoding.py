@@ -1,6 +1,7 @@
 """Every decoder gives exactly the tokens of plain decoding, whatever is drafted, and its records add up."""
 
 import random
+import threading
 import time
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from fakes import EOS, EveryThird, FakeDrafter, FakeTarget, costs
 from duochat import DuoChatError
 from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS, Request, decode
+from duochat.engine.lanes import Cancelled
 from duochat.engine.rounds import Round, total
 from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Sequential
@@ -228,6 +230,24 @@ def test_in_turns_the_second_forward_waits_for_the_draft():
         time.sleep(0.001)
     assert rounds[1].waited > 0
     assert rounds[1].pending
+
+
+def test_in_turns_one_thread_does_all_and_is_cut_short_by_whoever_cancels():
+    target, drafter, began, threads = FakeTarget(eos=()), FakeDrafter("perfect"), time.monotonic(), set()
+
+    def expand(context, nodes, sampling, cancelled):
+        threads.add(threading.current_thread())
+        while not cancelled():
+            assert time.monotonic() < began + 5
+            time.sleep(0.01)
+        raise Cancelled
+
+    drafter.expand = expand
+    late = lambda: time.monotonic() > began + 0.2  # noqa: E731
+    request, shared = Request(max_tokens=20, decoder="duotree"), replace(costs(), turns=True, shared=True)
+    rounds = list(decode(PROMPT, request, target, drafter, shared, cancelled=late))
+    assert rounds[-1].finish == "cancelled"
+    assert threads == {threading.current_thread()}
 
 
 def test_a_draft_lane_at_rest_is_woken_when_the_target_waits_for_it():

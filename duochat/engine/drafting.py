@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
-from duochat.engine.lanes import Answer, Cancelled, Candidates, Drafter
+from duochat.engine.lanes import Answer, Cancelled, Candidates, Drafter, never
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.sampling import Sampling
 from duochat.engine.schedules import Schedule
@@ -172,7 +172,7 @@ class DraftLane:
             if not self.state.schedule.turns:
                 self.changed.wait(min(0.05, left))
             elif nodes := self.state.next_batch():
-                self._attempt(nodes, self.state.tree.context)
+                self._attempt(nodes, self.state.tree.context, cancelled)
             else:
                 break
             waited = self.clock() - began
@@ -183,9 +183,9 @@ class DraftLane:
         while (work := self._next()) is not None:
             self._attempt(*work)
 
-    def _attempt(self, nodes: list[Node], context: Sequence[int]) -> None:
+    def _attempt(self, nodes: list[Node], context: Sequence[int], cancelled: Callable[[], bool] = never) -> None:
         try:
-            self._draft(nodes, context)
+            self._draft(nodes, context, cancelled)
         except Cancelled:
             return
         except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
@@ -202,9 +202,9 @@ class DraftLane:
                 self.changed.wait()
         return None
 
-    def _draft(self, nodes: list[Node], context: Sequence[int]) -> None:
+    def _draft(self, nodes: list[Node], context: Sequence[int], cancelled: Callable[[], bool]) -> None:
         started = self.clock()
-        dropped = lambda: nodes is not self.state.in_flight  # noqa: E731
+        dropped = lambda: nodes is not self.state.in_flight or cancelled()  # noqa: E731
         candidates, choosing = self.drafter.expand(context, nodes, self.sampling, dropped)
         batch = Batch(started, self.clock(), len(nodes), choosing)
         with self.changed:

@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 
 from duochat.bench.simulate import Friction, Recording, Simulation
-from duochat.engine.costs import Costs, Threads
+from duochat.engine.costs import Costs
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Candidates
+from duochat.engine.threads import Threads
 from duochat.engine.tree import Acceptance
 
 TOKENS = 4000

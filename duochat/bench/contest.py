@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -119,7 +118,7 @@ class Decoder:
     def __init__(self, decoder: str, engine: Any, name: str = "") -> None:
         self.decoder, self.name = decoder, name or decoder
         self.target, self.drafter = engine.target, engine.drafter
-        self.costs, self.acceptance = deepcopy(engine.costs), Acceptance()
+        self.costs, self.acceptance = engine.costs.untaught(), Acceptance()
 
     def answer(self, context: Sequence[int], sampling: Sampling, max_tokens: int, stopped: Stopped) -> Run:
         """See `Contestant.answer`."""

@@ -103,7 +103,7 @@ def replay(
     decoder: str, costs: Costs, recordings: Sequence[Recording], friction: Friction | None = None
 ) -> list[list[Round]]:
     """The rounds of each recording, one after the other; what is learned of costs and acceptance stays."""
-    costs, acceptance = deepcopy(costs), Acceptance()
+    costs, acceptance = costs.untaught(), Acceptance()
     device = deepcopy(costs)  # the schedule's own copy follows what it observes
     found = []
     for recording in recordings:

@@ -85,10 +85,11 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     target.measure(GPU_WIDTHS, 100)  # each length's graphs are captured now, not in a chat
     forwards, even = _curve(target, GPU_WIDTHS), None
     if target.steady:
-        seconds = {width: target.measure((width,), MEASURED, fill=width)[width] for width in STEADY_WIDTHS}
+        widths = [width for width in STEADY_WIDTHS if width <= (target.most_nodes + 1 if draft else 1)]
+        seconds = {width: target.measure((width,), MEASURED, fill=width)[width] for width in widths}
         even = Curve(seconds, forwards.growth)
     if draft is None:
-        return Costs(forwards, Curve({1: forwards(1)}))
+        return Costs(forwards, Curve({1: forwards(1)}), even=even)
     with beside(lambda: target.measure((1,), MEASURED)):
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
         best = fewest(sweep)
@@ -99,8 +100,8 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
 
 
 def _curve(target: Target, widths: Iterable[int]) -> Curve:
-    """Over contexts of two lengths; of a slow target, of which a long one is a small part, over one."""
-    if target.measure((1,), 8)[1] > SLOW or target.context_length < 2 * LONG:
+    """Over contexts of two lengths; over one where a CPU is slow, of whose forwards a long context is a small part."""
+    if target.context_length < 2 * LONG or (target.shares_cores and target.measure((1,), 8)[1] > SLOW):
         return Curve(target.measure(widths, MEASURED))
     long, short = target.measure(widths, LONG), target.measure(widths, MEASURED)
     return Curve(short, {width: max(0.0, long[width] - short[width]) / (LONG - MEASURED) for width in short})

@@ -8,11 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from duochat.engine.rounds import Round
+from duochat.engine.threads import Threads
 
 if TYPE_CHECKING:
     from duochat.engine.watch import Watch, Width
@@ -125,64 +127,6 @@ def _rate(acceptance: float) -> float:
     return min(0.999, max(0.0, acceptance))
 
 
-class Threads:
-    """How many threads a lane has: fewer while it stalls, all of them again as soon as that is faster.
-
-    A batch ends with its slowest thread, so one that has to wait for its core holds up all others. Each change is a
-    trial that has to be faster than what was before, else it is taken back. Ratios are seconds over calibrated seconds;
-    time is counted in batches.
-    """
-
-    STALLED = 2.5  # a ratio above what the number of threads explains: threads wait for a core
-    TRIAL = 8  # batches that a judgement rests on; their median, so that one slow batch is none
-    FIRST, MOST = 64, 4096  # batches until all threads, or fewer, are tried again: at first, and after many vain tries
-
-    def __init__(self, every: int, sweep: Mapping[int, float]) -> None:
-        """every: the calibrated number. sweep: seconds of one token by the number of threads."""
-        self.all = self.now = every
-        self.slower = {n: seconds / sweep[every] for n, seconds in sweep.items()} if every in sweep else {}
-        self.ratios: deque[float] = deque(maxlen=self.TRIAL)
-        self.wait = {"fewer": self.FIRST, "all": self.FIRST}
-        self.left = {"fewer": 0, "all": self.FIRST}
-        self.before: tuple[int, float] | None = None  # threads and ratio that those on trial have to beat
-
-    def observe(self, ratio: float) -> int:
-        """Count a batch; returns the number of threads to go on with when that changes, else 0."""
-        self.ratios.append(ratio)
-        self.left = {way: left - 1 for way, left in self.left.items()}
-        if len(self.ratios) < self.TRIAL:
-            return 0
-        found = median(self.ratios)
-        if self.before:
-            return self._judge(found)
-        stalled = found > self.STALLED * self.slower.get(self.now, 1.0)
-        if self.now > 1 and stalled and self.left["fewer"] <= 0:
-            return self._try(self.now // 2, found)
-        if self.now < self.all and self.left["all"] <= 0:
-            return self._try(self.all, found)
-        return 0
-
-    def _try(self, threads: int, ratio: float) -> int:
-        self.before = self.now, ratio
-        return self._use(threads)
-
-    def _judge(self, found: float) -> int:
-        (others, ratio), self.before = self.before, None
-        way = "all" if self.now > others else "fewer"
-        better = found < ratio or (found == ratio and way == "all")
-        self.wait[way] = self.FIRST if better else min(self.MOST, 2 * self.wait[way])
-        self.left[way] = 0 if better else self.wait[way]
-        if not better:
-            return self._use(others)
-        self.left["all"] = max(self.left["all"], self.wait["all"])
-        return 0
-
-    def _use(self, threads: int) -> int:
-        self.ratios.clear()
-        self.now = threads
-        return threads
-
-
 @dataclass(slots=True)
 class Costs:
     """The two curves, what live timings say of them, and what drafting costs the target."""
@@ -243,9 +187,26 @@ class Costs:
         return self.seconds(1, fill=1) / self.draft(1)
 
     @property
+    def calibrated(self) -> float:
+        """Seconds of a forward of one token beside an idle draft over this length of context, live timings apart."""
+        return (self.alone or self.forward(1, 1)).measured(1)
+
+    @property
+    def slowness(self) -> float:
+        """How many times as long it takes now."""
+        return self._baseline.value
+
+    @property
     def plain(self) -> float:
-        """Seconds of a forward of one token beside an idle draft: of about now and of this length of context."""
-        return self._baseline.value * (self.alone or self.forward(1, 1)).measured(1)
+        """Seconds of it now."""
+        return self.slowness * self.calibrated
+
+    def untaught(self) -> Costs:
+        """A copy that has learned nothing of any text."""
+        copy = deepcopy(self)
+        for costs in filter(None, (copy, copy.at_once)):
+            costs.watch = costs.width = None
+        return copy
 
     @property
     def known(self) -> bool:
@@ -270,7 +231,7 @@ class Costs:
         ratio = (seconds - self.contention * beside) / calibrated
         self._baseline.observe(ratio, drafting=bool(r.batches or r.pending))
         self._forwards += 1
-        if not r.batches and r.speculation in ("on", "warming"):  # lest a bad minute keep the draft from being tried
+        if not r.batches and r.speculation != "off":  # lest a bad minute keep the draft from being tried
             self.draft.now.observe(1.0)
 
     def observe_batch(self, size: int, seconds: float) -> int:
@@ -312,8 +273,8 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
-        even = self.even.seconds if self.even else {}
-        by_size = {"target": self.target.seconds, "growth": self.target.growth, "even": even}
+        target, changing = (self.even, self.target.seconds) if self.even else (self.target, {})
+        by_size = {"target": target.seconds, "changing": changing, "growth": target.growth}
         by_size |= {"draft": self.draft.seconds, "sweep": self.sweep}
         return {
             **{name: {str(size): s for size, s in seconds.items()} for name, seconds in by_size.items()},
@@ -324,8 +285,11 @@ class Costs:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
-        names = ("target", "growth", "even", "draft", "sweep")
-        target, growth, even, draft, sweep = ({int(k): float(v) for k, v in raw[name].items()} for name in names)
-        more = {name: raw[name] for name in KEPT} | {"sweep": sweep, "even": Curve(even, growth) if even else None}
+        names = ("target", "changing", "growth", "draft", "sweep")
+        target, changing, growth, draft, sweep = ({int(k): float(v) for k, v in raw[name].items()} for name in names)
+        more = {name: raw[name] for name in KEPT} | {
+            "sweep": sweep,
+            "even": Curve(target, growth) if changing else None,
+        }
         at_once = raw["at_once"] and cls.from_dict(raw["at_once"])
-        return cls(Curve(target, growth), Curve(draft), at_once=at_once, **more)
+        return cls(Curve(changing or target, growth), Curve(draft), at_once=at_once, **more)

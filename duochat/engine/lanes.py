@@ -78,7 +78,8 @@ class Answer:
 
 
 class Drafter(Protocol):
-    """A draft model on the CPU. All calls that decode are made in its own `thread`, one worker.
+    """A draft model on the CPU. All calls that decode are made in its own `thread`, one worker, or, where lanes take
+    turns, in the target's.
 
     A pool of threads is kept for each thread that calls, and when the pools together outnumber the cores their
     barriers sleep instead of spinning: many times slower for a model whose token takes less than a millisecond.

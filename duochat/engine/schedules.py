@@ -31,6 +31,7 @@ class Schedule:
         self.costs = (self.parallel and costs.at_once) or costs
         self.fixed_budget = 0 if budget == AUTO else budget
         self.reason = ""  # why drafting is paused just now
+        self._begun: deque[tuple[Costs, int]] = deque()  # `sharing` and `fill` of forwards that are not told yet
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
     @property
@@ -59,6 +60,7 @@ class Schedule:
         """`pending`, when it is done: a round will tell what came of it."""
         for costs in (self.whole, self.costs):
             costs.see(len(tree.context))
+        self._begun.append((self.sharing, self.fill))
         return self.pending(tree)
 
     def patience(self, tree: Tree) -> float:
@@ -78,7 +80,8 @@ class Schedule:
     def observe(self, r: Round) -> None:
         """Learn from a finished round."""
         self.reading = False
-        self.sharing.observe(r, self.fill)
+        sharing, fill = self._begun.popleft()
+        sharing.observe(r, fill)
 
 
 def firsts(node: Node, most: int) -> list[Node]:
@@ -227,7 +230,7 @@ class Best(Schedule):
         self._reaches: list[float] = []  # of all nodes that could be chosen, best first
         self._promises: deque[list[float]] = deque()  # the same of forwards whose rounds are not told yet
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
-        self.rate = (max(1.0, self.watch.speedup) if self.watch.window else 1.5) / self.costs.plain  # tokens per second
+        self.gain = max(1.0, self.watch.speedup) if self.watch.window else 1.5  # over plain decoding lately
         self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
 
     @property
@@ -236,7 +239,12 @@ class Best(Schedule):
 
     @property
     def fill(self) -> int:
-        return 1 if self.reason else self.width.now
+        return self.width.now if self.drafts and not self.reason else 1
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second lately."""
+        return self.gain / self.costs.plain
 
     def _vain(self) -> str:
         """Why no draft can pay, where it takes the target's cores: not even chains that are nearly always right."""
@@ -271,7 +279,7 @@ class Best(Schedule):
 
     def choose(self, tree: Tree) -> list[Node]:
         nodes = super().choose(tree)
-        self._promises.append(self._reaches if nodes else [])
+        self._promises.append([] if self.reason else self._reaches)
         return nodes
 
     @property
@@ -326,8 +334,11 @@ class Best(Schedule):
         self._chosen, reaches = None, self._promises.popleft()
         self.reason = self.watch.observe(r, 1 + sum(reaches[: len(r.pending)])) or self._vain()
         if self.watch.window:
-            self.rate = max(1.0, self.watch.speedup) / self.costs.plain
+            self.gain = max(1.0, self.watch.speedup)
             self.width.observe(reaches, self.rate)
+        if self.reason and self.costs is not self.whole:  # what is not used now follows what is
+            self.costs.target.now.observe(self.whole.target.now.value)
+            self.costs.draft.now.observe(1.0)
 
 
 DECODERS: dict[str, Callable[..., Schedule]] = {

@@ -24,15 +24,15 @@ class Watch:
     MOST = 128  # rounds: a try takes WINDOW of them, so it costs an eighth of what drafting loses
     MEMORY = 0.99  # of promises, a round
     LOSS = 2.5  # plain forwards lost in a window that are enough to judge before it is full
-    EASED = 0.85  # a forward's seconds over those when the pause began
+    EASED = 0.85  # `slowness` over that when the pause began
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
-        self.window: deque[tuple[float, float]] = deque(maxlen=self.WINDOW)
+        self.window: deque[tuple[float, float]] = deque(maxlen=self.WINDOW)  # tokens, and plain forwards as calibrated
         self.came = self.promised = 32.0  # tokens
         self.left = 0  # rounds of the pause still to go
         self.pause = self.WINDOW
-        self.paused_at = 0.0  # seconds of a plain forward when the pause began
+        self.paused_at = 0.0  # `slowness` when the pause began
         self.before: float | None = None  # when the round before ended
         self.reason = ""
 
@@ -44,8 +44,7 @@ class Watch:
     @property
     def forwards(self) -> float:
         """Plain forwards that fit into the window's time; a round's accident counts as one more than its tokens."""
-        most = lambda tokens: (tokens + 1) * self.costs.plain  # noqa: E731
-        return sum(min(seconds, most(tokens)) for tokens, seconds in self.window) / self.costs.plain
+        return sum(min(forwards / self.costs.slowness, tokens + 1) for tokens, forwards in self.window)
 
     @property
     def speedup(self) -> float:
@@ -57,13 +56,13 @@ class Watch:
         seconds = r.ended - (self.before if self.before is not None else r.started)
         self.before = r.ended
         if self.left:
-            eased = self.costs.plain < self.EASED * self.paused_at
+            eased = self.costs.slowness < self.EASED * self.paused_at
             self.left = 0 if eased else self.left - 1
             return self.reason if self.left else ""
         if r.phase == "decode" and r.speculation == "on":
             self.came = self.MEMORY * self.came + len(r.tokens)
             self.promised = self.MEMORY * self.promised + promised
-            self.window.append((promised * self.came / self.promised, seconds))
+            self.window.append((promised * self.came / self.promised, seconds / self.costs.calibrated))
         lost = self.forwards - self.tokens
         if lost < self.LOSS and (lost <= 0 or len(self.window) < self.WINDOW):
             if len(self.window) == self.WINDOW and self.speedup > 1.1:
@@ -71,7 +70,7 @@ class Watch:
             return ""
         self.reason = f"drafting gave {self.speedup:.2f}× plain decoding over {len(self.window)} rounds"
         self.left, self.pause = self.pause, min(self.MOST, 2 * self.pause)
-        self.paused_at = self.costs.plain
+        self.paused_at = self.costs.slowness
         self.window.clear()
         return self.reason
 

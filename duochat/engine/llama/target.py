@@ -49,7 +49,7 @@ class LlamaTarget(Target):
         self.shares_cores = llama.options.gpu_layers <= layers or bool(llama.options.tensor_overrides)
         self.exact, self._least, most = _rows(llama, reproducible)
         llama.least = self._least
-        self.steady = not self.shares_cores and not reproducible  # a GPU then launches a forward as one graph
+        self.steady = not self.shares_cores and not reproducible and most > 1  # a GPU then launches one graph
         self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)

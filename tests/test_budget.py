@@ -15,7 +15,7 @@ from duochat.engine.tree import Acceptance, Tree
 
 
 class Target:
-    threads, shares_cores, steady, context_length = 0, False, False, 4096
+    threads, shares_cores, context_length = 0, False, 4096
 
     def __init__(self) -> None:
         self.calls = 0
@@ -213,43 +213,6 @@ def test_a_chain_is_as_long_as_it_pays_to_verify():
     assert 1 < steep.chain_length(0.9) < 6
     free.contention = 1.0  # each second of drafting holds the target up for one
     assert free.chain_length(0.7) < 6
-
-
-def steady() -> Costs:
-    """Of a target that is quicker when forwards are alike."""
-    curve = {1: 1.5, 2: 1.8, 4: 2.1, 8: 2.7, 16: 2.9}  # seconds
-    even = Curve({1: 1.0, 2: 1.3, 4: 1.7, 8: 2.4, 16: 2.5})
-    return replace(Costs.of(curve, {1: 0.01}), even=even)
-
-
-def test_a_steady_target_verifies_as_wide_as_has_paid_lately():
-    costs = steady()
-    schedule = DECODERS["duotree"](costs)
-    assert schedule.fill == 4  # rows of a chain of 3 tokens, .7 each
-    good, poor = [0.9**n for n in range(1, 16)], [0.3, 0.1, 0.01]
-    for reaches, best in (([good, good], 16), ([poor, poor], 2), ([good, []], 0)):
-        for index in range(16):
-            before = schedule.fill
-            schedule.width.observe(reaches[index % 2], 1.2)
-        assert schedule.fill == best != before
-    schedule.reason = "a pause"
-    assert schedule.fill == 1
-    assert DECODERS["duotree"](costs).fill == 0  # the next request begins where this one ended
-    assert DECODERS["autoregressive"](costs).fill == 1
-    assert DECODERS["speculative"](costs).fill == DECODERS["duotree"](Costs.of({1: 1.0}, {1: 0.01})).fill == 0
-
-
-def test_a_steady_target_is_told_how_wide_and_followed_by_that_curve():
-    costs = steady()
-    schedule = DECODERS["duotree"](costs)
-    tree = Tree([1, 2], Acceptance(), 100)
-    tree.grow(tree.root, Candidates((3, 4, 5, 6, 7), (0.4, 0.1, 0.1, 0.1, 0.1)))
-    assert len(schedule.choose(tree)) == 3  # all rows are paid for
-    schedule.observe(Round(0, 2, 0.0, 1.7, (3,), "plain", pending=(1,)))
-    assert costs.target.now.value == 1.0
-    assert (costs.seconds(2, 4), costs.seconds(2), costs.seconds(5, 4)) == (1.7, 1.8, costs.target(5))
-    assert costs.plain == costs.seconds(1, 1) == 1.0
-    assert Costs.from_dict(costs.to_dict()).even == costs.even
 
 
 def pays(costs: Costs, rounds: int, tokens: int, seconds: float, chance: float = 0.9) -> Schedule:

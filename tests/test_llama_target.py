@@ -139,7 +139,6 @@ def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
             rights.append(alone([*context, *rights], sampling)[0])
         tree = grown(rng, rights, rng.randrange(20 if family in NATIVE else 9))
         target.set_threads(1 + step % 2)
-        target.steady, target.fill = family in FAMILIES, rng.choice([0, 6, 10])
         if step % 7 == 6:
             with monkeypatch.context() as patch:
                 if family in FAMILIES:
@@ -360,39 +359,19 @@ def test_it_says_what_it_is(load, files):
     assert target.measure((1, 2, 4, 65), 40).keys() == {1, 2, 4}
 
 
-def test_forwards_that_are_filled_up_are_measured_by_themselves(load, monkeypatch):
+def test_on_a_gpu_one_row_is_measured_by_itself(load, monkeypatch):
     """A forward that is as wide as the one before it takes less time there."""
     target, clock, last = load("llama"), SimpleNamespace(now=0.0), []
 
     def verify(_context, tree, *_):
-        rows = max(len(tree) + 1, target.fill)
-        clock.now += 1.0 if last[-1:] == [rows] else 2.0
-        last.append(rows)
+        clock.now += 1.0 if last[-1:] == [len(tree)] else 2.0
+        last.append(len(tree))
 
     monkeypatch.setattr(target, "verify", verify)
     monkeypatch.setattr("duochat.engine.lanes.perf_counter", lambda: clock.now)
     assert target.measure((1, 2, 4), 40) == {1: 2.0, 2: 2.0, 4: 2.0}
-    assert target.measure((2, 4), 40, fill=4) == {2: 1.0, 4: 1.0}
-    assert target.fill == 0
-
-
-def test_forwards_that_are_filled_up_keep_the_graph_of_llama_cpp(load):
-    """It builds a new one, and a GPU launches each kernel by itself, when the number of rows or of branches changes."""
-    target, rng, context = load("llama"), random.Random(2), prompt(40)
-    target.steady = True
-
-    def kept(fill: int) -> int:
-        target.fill = fill
-        target.verify(context, (), GREEDY)
-        target.verify([*context, 1], (), GREEDY)
-        before = llama_cpp.llama_perf_context(target._llama._context).n_reused
-        for _ in range(20):
-            context.append(rng.randrange(600))
-            target.verify(context, grown(rng, [], rng.randrange(6)), GREEDY)
-        return llama_cpp.llama_perf_context(target._llama._context).n_reused - before
-
-    assert kept(6) == 20
-    assert kept(0) < 10
+    target.shares_cores = False
+    assert target.measure((1, 2, 4), 40) == {1: 1.0, 2: 2.0, 4: 2.0}
 
 
 def test_a_model_in_parts(tmp_path):

@@ -250,11 +250,10 @@ class Simulation(Target):
         return self.recording.answer[index] if index < len(self.recording.answer) else NOWHERE
 
     def _forward_seconds(self, answered: int, rows: int) -> float:
-        calibrated = self.costs.forward(rows, self.fill).measured(max(rows, self.fill))
-        alone, plain = self.costs.forward(1, 1).measured(1), self.recording.forward
+        curve, plain = self.costs.target.measured, self.recording.forward
         if not answered:
-            return self.recording.target_prefill + calibrated - alone
-        return calibrated * (plain / alone if plain else 1.0)
+            return self.recording.target_prefill + curve(rows) - curve(1)
+        return curve(rows) * (plain / curve(1) if plain else 1.0)
 
 
 # ---------------------------------------------------------------- measuring what a prediction needs

@@ -25,7 +25,6 @@ from duochat.engine.tree import Node, Tree
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-STEADY_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # that all forwards are filled up to
 LONG = 768  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
 CONTEXT = 128  # tokens, or a third of a shorter context
@@ -83,20 +82,16 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     if target.shares_cores:
         return _shared(target, draft, cores)
     target.measure(GPU_WIDTHS, 100)  # each length's graphs are captured now, not in a chat
-    forwards, even = _curve(target, GPU_WIDTHS), None
-    if target.steady:
-        widths = [width for width in STEADY_WIDTHS if width <= (target.most_nodes + 1 if draft else 1)]
-        seconds = {width: target.measure((width,), MEASURED, fill=width)[width] for width in widths}
-        even = Curve(seconds, forwards.growth)
+    forwards = _curve(target, GPU_WIDTHS)
     if draft is None:
-        return Costs(forwards, Curve({1: forwards(1)}), even=even)
+        return Costs(forwards, Curve({1: forwards(1)}))
     with beside(lambda: target.measure((1,), MEASURED)):
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
         reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
     draft.set_threads(best, reading)
-    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, even=even)
+    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep)
 
 
 def _curve(target: Target, widths: Iterable[int]) -> Curve:

@@ -17,7 +17,7 @@ from duochat.engine.rounds import Round
 from duochat.engine.threads import Threads
 
 if TYPE_CHECKING:
-    from duochat.engine.watch import Watch, Width
+    from duochat.engine.watch import Watch
 
 MEASURED = 256  # tokens of context over which forwards are measured
 KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns")  # as they are, in JSON too
@@ -141,10 +141,8 @@ class Costs:
     target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has
     at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
     turns: bool = False  # `duotree` is expected to be faster in turns
-    even: Curve | None = None  # of a target that is quicker when as many rows follow as many; `target`: when not
     alone: Curve | None = field(default=None, init=False, repr=False, compare=False)  # of a target with all cores
     watch: Watch | None = field(default=None, init=False, repr=False, compare=False)  # of the last requests
-    width: Width | None = field(default=None, init=False, repr=False, compare=False)
     hands: Threads = field(init=False, repr=False, compare=False)
     crew: Threads = field(init=False, repr=False, compare=False)  # the target's
     _baseline: Baseline = field(default_factory=Baseline, init=False, repr=False, compare=False)
@@ -154,8 +152,6 @@ class Costs:
         self.hands, few = Threads(self.threads, self.sweep), self.at_once
         sweep = {c.target_threads: c.target.measured(1) for c in (few, self) if c}
         self.crew = Threads(self.target_threads, sweep)
-        if self.even:
-            self.even.now = self.target.now
         if self.at_once:
             self.at_once.alone, self.at_once._baseline = self.target, self._baseline
 
@@ -170,26 +166,18 @@ class Costs:
 
     def see(self, context: int) -> None:
         """See `Curve.see`."""
-        for curve in filter(None, (self.target, self.even, self.alone)):
+        for curve in filter(None, (self.target, self.alone)):
             curve.see(context)
-
-    def forward(self, rows: int, fill: int = 0) -> Curve:
-        """The curve that tells how long such a forward takes. fill: as in `Target`."""
-        return self.even if self.even and rows <= fill else self.target
-
-    def seconds(self, rows: int, fill: int = 0) -> float:
-        """Of a forward now."""
-        return self.forward(rows, fill)(max(rows, fill))
 
     @property
     def budget(self) -> float:
         """γ* = T_target(one forward) / T_draft(one token), arXiv 2503.00784."""
-        return self.seconds(1, fill=1) / self.draft(1)
+        return self.target(1) / self.draft(1)
 
     @property
     def calibrated(self) -> float:
         """Seconds of a forward of one token beside an idle draft over this length of context, live timings apart."""
-        return (self.alone or self.forward(1, 1)).measured(1)
+        return (self.alone or self.target).measured(1)
 
     @property
     def slowness(self) -> float:
@@ -205,7 +193,7 @@ class Costs:
         """A copy that has learned nothing of any text."""
         copy = deepcopy(self)
         for costs in filter(None, (copy, copy.at_once)):
-            costs.watch = costs.width = None
+            costs.watch = None
         return copy
 
     @property
@@ -213,18 +201,14 @@ class Costs:
         """Whether enough forwards of this answer were seen for `plain` to be of now: it is of the last 15 then."""
         return self._forwards >= 16
 
-    def observe(self, r: Round, fill: int = 0) -> None:
-        """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took.
-
-        fill: rows that it was filled up to.
-        """
+    def observe(self, r: Round) -> None:
+        """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took."""
         seconds = r.ended - r.started
         if r.phase == "prefill":
             self._forwards = 0
         if r.phase == "prefill" or not r.tokens or r.held > 0.5 * seconds:
             return
-        rows = len(r.pending) + 1
-        calibrated = self.forward(rows, fill).measured(max(rows, fill))
+        calibrated = self.target.measured(len(r.pending) + 1)
         self.target.now.observe(seconds / calibrated)
         self.crew.observe(seconds / calibrated)
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
@@ -243,10 +227,10 @@ class Costs:
         """γ that gives the most tokens per second when drafting and verifying take turns (arXiv 2211.17192, eq. 1)."""
         return max(range(1, most + 1), key=lambda n: self.rate(acceptance, n, 1.0))
 
-    def rate(self, acceptance: float, length: int, delay: float, fill: int = 0) -> float:
+    def rate(self, acceptance: float, length: int, delay: float) -> float:
         """Tokens per second of chains of this length; delay: seconds by which one of drafting delays a forward."""
         a = _rate(acceptance)
-        return (1 - a ** (length + 1)) / (1 - a) / (length * delay * self.draft(1) + self.seconds(length + 1, fill))
+        return (1 - a ** (length + 1)) / (1 - a) / (length * delay * self.draft(1) + self.target(length + 1))
 
     def chain_length(self, acceptance: float) -> int:
         """The pending chain that gives the most tokens per second when it is drafted beside a forward; γ* at most.
@@ -273,23 +257,19 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` is its inverse, live scales apart."""
-        target, changing = (self.even, self.target.seconds) if self.even else (self.target, {})
-        by_size = {"target": target.seconds, "changing": changing, "growth": target.growth}
+        by_size = {"target": self.target.seconds, "growth": self.target.growth}
         by_size |= {"draft": self.draft.seconds, "sweep": self.sweep}
         return {
             **{name: {str(size): s for size, s in seconds.items()} for name, seconds in by_size.items()},
             **{name: getattr(self, name) for name in KEPT},
-            "plain": self.forward(1, 1).seconds[1],
+            "plain": self.target.seconds[1],
             "at_once": self.at_once and self.at_once.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Costs:
-        names = ("target", "changing", "growth", "draft", "sweep")
-        target, changing, growth, draft, sweep = ({int(k): float(v) for k, v in raw[name].items()} for name in names)
-        more = {name: raw[name] for name in KEPT} | {
-            "sweep": sweep,
-            "even": Curve(target, growth) if changing else None,
-        }
+        names = ("target", "growth", "draft", "sweep")
+        target, growth, draft, sweep = ({int(k): float(v) for k, v in raw[name].items()} for name in names)
+        more = {name: raw[name] for name in KEPT} | {"sweep": sweep}
         at_once = raw["at_once"] and cls.from_dict(raw["at_once"])
-        return cls(Curve(changing or target, growth), Curve(draft), at_once=at_once, **more)
+        return cls(Curve(target, growth), Curve(draft), at_once=at_once, **more)

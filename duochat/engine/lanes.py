@@ -187,8 +187,6 @@ class Target(Protocol):
     most_nodes: int  # of one `verify`
     shares_cores: bool  # it computes on the CPU, with the draft's cores
     threads: int = 0  # of these it may have; 0 = all
-    steady: bool = False  # a forward of as many rows as the one before is quicker
-    fill: int = 0  # set between calls: forwards of fewer rows are filled up to so many, where it is `steady`
 
     def verify(
         self,
@@ -235,13 +233,12 @@ class Target(Protocol):
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
 
-    def measure(self, widths: Iterable[int], context: int, repeats: int = 5, fill: int = 0) -> dict[int, float]:
+    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
         out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's trees
         do: whenever the number of branches changes, llama.cpp builds its graph anew. Clears the cache."""
         from duochat.engine.sampling import Sampling
 
-        self.fill = fill
         length = min(context, self.context_length - repeats - 3)
         tree = [(node % self.vocabulary, (node - 1) // 2) for node in range(self.most_nodes)]
         fitting = [width for width in widths if width <= self.most_nodes + 1]
@@ -254,7 +251,6 @@ class Target(Protocol):
                 begun = perf_counter()
                 self.verify(held, tree[: width - 1], Sampling())
                 seconds[width].append(perf_counter() - begun)
-        self.fill = 0
         return {width: median(taken[1:]) for width, taken in seconds.items()}  # the first one makes what it needs
 
     def describe(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from duochat.engine.costs import Costs
 from duochat.engine.lookup import Lookup
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Node, Tree
-from duochat.engine.watch import Watch, Width
+from duochat.engine.watch import Watch
 
 
 class Schedule:
@@ -31,18 +31,13 @@ class Schedule:
         self.costs = (self.parallel and costs.at_once) or costs
         self.fixed_budget = 0 if budget == AUTO else budget
         self.reason = ""  # why drafting is paused just now
-        self._begun: deque[tuple[Costs, int]] = deque()  # `sharing` and `fill` of forwards that are not told yet
+        self._begun: deque[Costs] = deque()  # `sharing` of forwards whose rounds are not told yet
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
     @property
     def sharing(self) -> Costs:
         """Of the cores as the target's next forward has them."""
         return self.costs
-
-    @property
-    def fill(self) -> int:
-        """Rows that the target's next forward is filled up to."""
-        return 0 if self.drafts and not self.reason else 1
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -60,7 +55,7 @@ class Schedule:
         """`pending`, when it is done: a round will tell what came of it."""
         for costs in (self.whole, self.costs):
             costs.see(len(tree.context))
-        self._begun.append((self.sharing, self.fill))
+        self._begun.append(self.sharing)
         return self.pending(tree)
 
     def patience(self, tree: Tree) -> float:
@@ -80,8 +75,7 @@ class Schedule:
     def observe(self, r: Round) -> None:
         """Learn from a finished round."""
         self.reading = False
-        sharing, fill = self._begun.popleft()
-        sharing.observe(r, fill)
+        self._begun.popleft().observe(r)
 
 
 def firsts(node: Node, most: int) -> list[Node]:
@@ -224,11 +218,9 @@ class Best(Schedule):
         self.turns, self.parallel = costs.turns, not costs.turns
         super().__init__(costs, budget)
         self.costs.watch = self.watch = self.costs.watch or Watch(self.costs)
-        self.costs.width = self.width = self.costs.width or Width(self.costs)
         self.watch.before = None
         self.lookup = Lookup()
-        self._reaches: list[float] = []  # of all nodes that could be chosen, best first
-        self._promises: deque[list[float]] = deque()  # the same of forwards whose rounds are not told yet
+        self._promises: deque[float] = deque()  # tokens expected of forwards whose rounds are not told yet
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
         self.gain = max(1.0, self.watch.speedup) if self.watch.window else 1.5  # over plain decoding lately
         self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
@@ -236,10 +228,6 @@ class Best(Schedule):
     @property
     def sharing(self) -> Costs:
         return self.whole if self.reason else self.costs
-
-    @property
-    def fill(self) -> int:
-        return self.width.now if self.drafts and not self.reason else 1
 
     @property
     def rate(self) -> float:
@@ -279,25 +267,21 @@ class Best(Schedule):
 
     def choose(self, tree: Tree) -> list[Node]:
         nodes = super().choose(tree)
-        self._promises.append([] if self.reason else self._reaches)
+        self._promises.append(1 + sum(node.reach for node in nodes))
         return nodes
 
     @property
     def _most(self) -> int:
         """Nodes that a forward may verify."""
-        return self.fixed_budget or (self.fill or self.costs.widest) - 1
+        return self.fixed_budget or self.costs.widest - 1
 
     def _worthy(self, tree: Tree) -> list[Node]:
-        nodes = tree.best(self.costs.widest - 1, self.SMALLEST)
-        self._reaches = [node.reach for node in nodes]
-        gains, expected = [(-self.rate * self._seconds(1), 0)], 0.0
-        for n, reach in enumerate(self._reaches[: self._most], 1):
-            expected += reach
-            gains.append((expected - self.rate * self._seconds(n + 1), n))
+        nodes = tree.best(self._most, self.SMALLEST)
+        gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
+        for n, node in enumerate(nodes, 1):
+            expected += node.reach
+            gains.append((expected - self.rate * self.costs.target(n + 1), n))
         return nodes[: max(gains)[1]]
-
-    def _seconds(self, rows: int) -> float:
-        return self.costs.seconds(rows, self.fill)
 
     def read(self, tree: Tree) -> None:
         self.lookup.read(tree.context)
@@ -325,17 +309,16 @@ class Best(Schedule):
         """
         if (rows := len(self.pending(tree)) + 1) > self._most:
             return 0.0
-        row = self.rate * max(0.0, self._seconds(rows + 1) - self._seconds(rows))
+        row = self.rate * max(0.0, self.costs.target(rows + 1) - self.costs.target(rows))
         gain = sum(max(0.0, node.reach * tree.promise - row) for node in nodes)
         return gain / self.rate if gain > self.rate * self.costs.draft(len(nodes)) else 0.0
 
     def observe(self, r: Round) -> None:
         super().observe(r)
-        self._chosen, reaches = None, self._promises.popleft()
-        self.reason = self.watch.observe(r, 1 + sum(reaches[: len(r.pending)])) or self._vain()
+        self._chosen = None
+        self.reason = self.watch.observe(r, self._promises.popleft()) or self._vain()
         if self.watch.window:
             self.gain = max(1.0, self.watch.speedup)
-            self.width.observe(reaches, self.rate)
         if self.reason and self.costs is not self.whole:  # what is not used now follows what is
             self.costs.target.now.observe(self.whole.target.now.value)
             self.costs.draft.now.observe(1.0)

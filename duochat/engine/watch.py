@@ -1,10 +1,8 @@
-"""What the last rounds tell: whether drafting pays, with pauses where it does not, and how wide a forward pays."""
+"""Whether drafting pays: what the last rounds gave over plain decoding, and the pauses that follow."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import accumulate
 
 from duochat.engine.costs import Costs
 from duochat.engine.rounds import Round
@@ -73,30 +71,3 @@ class Watch:
         self.paused_at = self.costs.slowness
         self.window.clear()
         return self.reason
-
-
-class Width:
-    """How wide the forwards are where one is quicker that is as wide as the one before: as it has paid lately."""
-
-    START = 0.7  # of a draft's first choices are accepted
-    ROUNDS = 16  # that a choice rests on: a change of width costs a forward or two
-
-    def __init__(self, costs: Costs) -> None:
-        self.costs, self.rounds = costs, 0
-        even = costs.even.seconds if costs.even else {}
-        self.gains = dict.fromkeys((0, *(width for width in even if width > 1)), 0.0)  # 0: each as wide as pays
-        rate = lambda width: costs.rate(self.START, width - 1, 0.0, width)  # noqa: E731
-        self.now = max((width for width in self.gains if width), key=rate, default=0)
-
-    def observe(self, reaches: Sequence[float], rate: float) -> None:
-        """reaches: of all that a round could have verified, best first. rate: tokens per second lately."""
-        if not self.costs.even:
-            return
-        sums = [0.0, *accumulate(reaches)]
-        for width in self.gains:
-            rows = [min(width, len(sums))] if width else range(1, len(sums) + 1)
-            self.gains[width] += max(sums[n - 1] - rate * self.costs.seconds(n, width) for n in rows)
-        self.rounds += 1
-        if self.rounds == self.ROUNDS:
-            self.now = max(self.gains, key=self.gains.__getitem__)
-            self.gains, self.rounds = dict.fromkeys(self.gains, 0.0), 0

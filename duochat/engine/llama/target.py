@@ -10,7 +10,7 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,7 @@ class LlamaTarget(Target):
         self.device = ""  # for people
         layers = llama_cpp.llama_model_n_layer(llama.model)  # the output is one more
         self.shares_cores = llama.options.gpu_layers <= layers or bool(llama.options.tensor_overrides)
-        self.exact, self._least, most = _rows(llama, reproducible)
-        llama.least = self._least
-        self.steady = not self.shares_cores and not reproducible and most > 1  # a GPU then launches one graph
+        self.exact, llama.least, most = _rows(llama, reproducible)
         self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)
@@ -103,7 +101,6 @@ class LlamaTarget(Target):
     ) -> Callable[[], Answer]:
         """See `lanes.Target`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
         self._llama.arm()
-        self._llama.least = max(self._least, self.fill if self.steady else 0)
         if cancelled():
             raise Cancelled
         tail = None if self._tail is None else self._tail - 1 - len(tree)
@@ -132,6 +129,12 @@ class LlamaTarget(Target):
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""
         self._llama.set_threads(threads, reading)
+
+    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
+        """See `lanes.Target.measure`. On a GPU a forward as wide as the one before it is launched as one graph, which
+        plain decoding always gains from and a tree, whose width changes, hardly ever: one row is measured by itself."""
+        alone = {} if self.shares_cores else super().measure((1,), context, repeats)
+        return super().measure(widths, context, repeats) | alone
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

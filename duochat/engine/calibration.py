@@ -25,7 +25,7 @@ from duochat.engine.tree import Node, Tree
 
 CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-LONG = 768  # tokens of context, the longer one of two
+LONG = 1536  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
@@ -96,7 +96,7 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
 
 def _curve(target: Target, widths: Iterable[int]) -> Curve:
     """Over contexts of two lengths; over one where a CPU is slow, of whose forwards a long context is a small part."""
-    if target.context_length < 2 * LONG or (target.shares_cores and target.measure((1,), 8)[1] > SLOW):
+    if target.context_length < LONG + MEASURED or (target.shares_cores and target.measure((1,), 8)[1] > SLOW):
         return Curve(target.measure(widths, MEASURED))
     long, short = target.measure(widths, LONG), target.measure(widths, MEASURED)
     return Curve(short, {width: max(0.0, long[width] - short[width]) / (LONG - MEASURED) for width in short})

@@ -17,15 +17,15 @@ class Threads:
 
     STALLED = 2.5  # a ratio above what the number of threads explains: threads wait for a core
     TRIAL = 8  # batches that a judgement rests on; their median, so that one slow batch is none
-    FIRST, MOST = 64, 4096  # batches until all threads, or fewer, are tried again: at first, and after many vain tries
+    AGAIN = 64  # batches until all threads, or fewer, are tried again ...
+    VAIN = 0.03  # ... or more, so that trials in vain cost no greater share of the time
 
     def __init__(self, every: int, sweep: Mapping[int, float]) -> None:
         """every: the calibrated number. sweep: seconds of one token by the number of threads."""
         self.all = self.now = every
         self.slower = {n: seconds / sweep[every] for n, seconds in sweep.items()} if every in sweep else {}
         self.ratios: deque[float] = deque(maxlen=self.TRIAL)
-        self.wait = {"fewer": self.FIRST, "all": self.FIRST}
-        self.left = {"fewer": 0, "all": self.FIRST}
+        self.left = {"fewer": 0, "all": self.AGAIN}
         self.before: tuple[int, float] | None = None  # threads and ratio that those on trial have to beat
 
     def observe(self, ratio: float) -> int:
@@ -52,12 +52,11 @@ class Threads:
         (others, ratio), self.before = self.before, None
         way = "all" if self.now > others else "fewer"
         better = found < ratio or (found == ratio and way == "all")
-        self.wait[way] = self.FIRST if better else min(self.MOST, 2 * self.wait[way])
-        self.left[way] = 0 if better else self.wait[way]
-        if not better:
-            return self._use(others)
-        self.left["all"] = max(self.left["all"], self.wait["all"])
-        return 0
+        if better:
+            self.left = {"fewer": 0, "all": max(self.left["all"], self.AGAIN)}
+            return 0
+        self.left[way] = max(self.AGAIN, round(self.TRIAL * (found / ratio - 1) / self.VAIN))
+        return self._use(others)
 
     def _use(self, threads: int) -> int:
         self.ratios.clear()

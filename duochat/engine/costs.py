@@ -79,7 +79,8 @@ class Baseline:
 
 @dataclass(slots=True)
 class Curve:
-    """Seconds by size, linear between the measured sizes and beyond the last one; followed by live timings."""
+    """Seconds by size, linear between the measured sizes and beyond the last one, and linear in the length of the
+    context; followed by live timings."""
 
     seconds: dict[int, float]  # over a context of MEASURED tokens
     growth: dict[int, float] = field(default_factory=dict)  # seconds more for each further token of it, by size

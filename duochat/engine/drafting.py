@@ -26,18 +26,12 @@ class State:
 
     def __init__(self, tree: Tree, schedule: Schedule, fault: str = "") -> None:
         """fault: why nothing can be drafted, though the schedule would."""
-        self.tree, self.schedule, self.fault = tree, schedule, ""
-        if fault:
-            self.fail(fault)
+        self.tree, self.schedule, self.fault = tree, schedule, fault
         self.batches: list[Batch] = []
         self.in_flight: list[Node] = []  # what the draft decodes just now
         self.waited = 0.0  # seconds that the target waited for a draft since its last forward began
         self.verifying = False
         self.joined = False  # the draft has read what was said: the prompt, and what was committed during a pause
-
-    def fail(self, fault: str) -> None:
-        """From now on nothing can be drafted."""
-        self.fault, self.schedule.drafts = fault, False
 
     def next_batch(self) -> list[Node]:
         """What the draft decodes next; empty: nothing is worth it."""
@@ -196,7 +190,7 @@ class DraftLane:
             return
         except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
             with self.changed:
-                self.state.fail(f"the draft failed: {fault or type(fault).__name__}")
+                self.state.fault = f"the draft failed: {fault or type(fault).__name__}"
                 self.changed.notify_all()
 
     def _next(self) -> tuple[list[Node], list[int]] | None:

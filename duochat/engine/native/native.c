@@ -13,8 +13,9 @@
 #include <time.h>
 #include "../choosing.c"
 
-enum { MOST = 8, ROWS = 16, QUANT = 32, TILE = 8, TEAM = 64 };
-/* nodes of a pass; rows of a group; inputs that share a scale; queries that share a reading of the cache; threads */
+enum { MOST = 8, ROWS = 16, QUANT = 32, TILE = 8, SUMS = 16, TEAM = 64, STEPS = 6 };
+/* nodes of a pass; rows of a group; inputs that share a scale; queries that share a reading of the cache, and their
+   sums side by side; threads, and steps of their barrier */
 
 #ifndef SPIN
 #define SPIN 2e-4 /* seconds that a thread waits awake: between two batches of a busy lane passes less */
@@ -49,7 +50,7 @@ typedef float Floats __attribute__((vector_size(4 * LANES), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES), may_alias));
 typedef uint8_t Bytes __attribute__((vector_size(4 * LANES), may_alias));
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 16")
 
 /* sum[row] += four weights of the row (4 bits each: 0 to 15; 8 bits: plus ZERO8) times the four numbers of x.
    halves: LANES numbers of 16 bits. */
@@ -116,12 +117,13 @@ typedef struct {
     Matrix query, key, value, output, gate, up, down;
 } Layer;
 
-/* Vectors in 8 bits, one for each node of a pass: 32 numbers of the first, 32 of the second, ..., then the next 32. */
+/* 32 numbers of a vector in 8 bits: a line of the cache, which one thread writes. A pass's are held by place in the
+   vector, then by node. */
 typedef struct {
-    int8_t *numbers;
-    float *scale, *sum; /* of 32 */
-    int32_t *shift;     /* -8 times the sum of 32 numbers */
-} Vectors;
+    _Alignas(64) int8_t numbers[QUANT];
+    float scale, sum, squares; /* sum: of what the numbers stand for. squares: summed, of the stream before its norm */
+    int32_t shift;             /* -8 times the sum of the numbers */
+} Block;
 
 typedef struct {
     int32_t width, layers, heads, groups, head, inner, cells; /* groups: of heads that share keys */
@@ -143,10 +145,9 @@ typedef struct {
     const uint8_t *allowed; /* by a grammar, for each of a row's logits; NULL: all */
 } Changes;
 
-typedef struct { /* what a thread of a lane's passes writes */
-    Vectors input;
-    float *normed, *scores;
-} Own;
+typedef struct {
+    _Alignas(64) atomic_uint said;
+} Signal;
 
 typedef struct Lane {
     Shape shape;
@@ -162,10 +163,10 @@ typedef struct Lane {
     char *free;
     size_t left;
     /* The pass that runs now: */
-    int nodes, wanted, threads, ready, failed; /* ready: threads that have an `own` */
-    int cell[MOST], position[MOST], every[MOST], want[MOST];
+    int nodes, wanted, threads, ready, failed; /* ready: threads that have `scores` */
+    int token[MOST], cell[MOST], position[MOST], every[MOST], want[MOST];
     float *stream, *queries, *mixed, *logits, *turns, *peak, *weight; /* of each node */
-    Vectors hidden;
+    Block *input, *heard, *hidden; /* what is multiplied: of the stream, of attention, of the feed-forward part */
     uint16_t *seen; /* [node][cells / 16]: which cells it sees */
     int *blocks, used;
     const Choice *choice;
@@ -174,11 +175,11 @@ typedef struct Lane {
     int32_t *tokens, *found;
     float *probs;
     double choosing;
-    Own own[TEAM];
+    float *scores[TEAM]; /* of each thread */
     _Alignas(64) atomic_int stop;
     _Alignas(64) atomic_int inside; /* threads that have not left a pass, but the caller's */
-    _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_uint round; /* counts barriers by 2; odd once the pass is to be left */
+    unsigned met;           /* barriers until now */
+    Signal signals[2][STEPS][TEAM];
 } Lane;
 
 /* Each thread that calls `run` has a team of its own, which goes through the passes of all lanes that it calls: whose
@@ -219,19 +220,25 @@ static inline void rest(void) {
 /* Give the core to a partner that waits for it, which `sched_yield` does not always do: for 0.05 ms or so. */
 static void doze(void) { nanosleep(&(struct timespec){0, 1}, NULL); }
 
-/* All threads of the pass meet here; true: leave it. A thread whose partner has lost its core gives up its own. */
-static int barrier(Lane *m) {
-    const int others = m->threads - 1; /* read before it may change: whoever has arrived may see the pass end */
-    unsigned round = atomic_load_explicit(&m->round, memory_order_acquire), now;
-    if (atomic_fetch_add_explicit(&m->arrived, 1, memory_order_acq_rel) == others) {
-        atomic_store_explicit(&m->arrived, 0, memory_order_relaxed);
-        now = (round + 2) | (unsigned)atomic_load_explicit(&m->stop, memory_order_relaxed);
-        atomic_store_explicit(&m->round, now, memory_order_release);
-        return now & 1;
+/* For what takes less than 0.1 ms or so, unless the partner has lost its core. */
+static void linger(int spins) { spins < 4000 ? rest() : doze(); }
+
+/* All threads of the pass meet here; true: leave it. In each step a thread tells another one, twice as far on as in the
+   step before, that it is there, and so are all whom it has heard of (a dissemination barrier: Hensgen, Finkel and
+   Manber 1988); the number of the barrier, and whether one of them was told to stop. A thread may be a barrier ahead, so
+   there are two sets of signals. */
+static int barrier(Lane *m, int self, unsigned *met) {
+    const int threads = m->threads; /* read before it may change: some see the pass end before others */
+    Signal(*signal)[TEAM] = m->signals[++*met & 1];
+    unsigned said = *met << 1 | (unsigned)atomic_load_explicit(&m->stop, memory_order_relaxed), heard;
+    for (int step = 1; step < threads; step *= 2, signal++) {
+        atomic_store_explicit(&signal[0][(self + step) % threads].said, said, memory_order_release);
+        atomic_uint *mine = &signal[0][self].said;
+        for (int spins = 0; ((heard = atomic_load_explicit(mine, memory_order_acquire)) ^ said) > 1; spins++)
+            linger(spins);
+        said |= heard & 1;
     }
-    for (int spins = 0; (now = atomic_load_explicit(&m->round, memory_order_acquire)) == round; spins++)
-        spins < 4000 ? rest() : doze(); /* 0.1 ms or so: a step takes less */
-    return now & 1;
+    return said & 1;
 }
 
 static void call(Member *t, Lane *m) {
@@ -265,41 +272,44 @@ static void part(const Lane *m, int self, int units, int *from, int *to) {
 
 /* ---- The parts of a layer. ---- */
 
-/* 32 numbers of a node in 8 bits. */
-static void quantise(const float *x, Vectors *to, int place) {
+static void quantise(const float *x, Block *to) {
     float most = 1e-20f;
     for (int i = 0; i < QUANT; i++) most = fmaxf(most, fabsf(x[i]));
-    int8_t *numbers = to->numbers + QUANT * place;
     int32_t sum = 0;
     for (int i = 0; i < QUANT; i++) {
         int number = (int)(x[i] * (127 / most) + 127.5f) - 127;
         sum += number;
-        numbers[i] = (int8_t)number;
+        to->numbers[i] = (int8_t)number;
     }
-    to->scale[place] = most / 127;
-    to->sum[place] = most / 127 * sum;
-    to->shift[place] = -8 * sum;
+    to->scale = most / 127;
+    to->sum = most / 127 * sum;
+    to->shift = -8 * sum;
 }
 
-/* The vectors of `nodes` in 8 bits; norm: their RMS norm times this, unless NULL. */
-static void prepare(Lane *m, Own *own, const float *x, int width, const int *nodes, int n, const float *norm) {
-    for (int t = 0; t < n; t++) {
-        const float *from = x + (size_t)nodes[t] * width;
-        if (norm) {
-            Floats squares = {0};
-            for (int i = 0; i < width; i += LANES) squares += *(const Floats *)(from + i) * *(const Floats *)(from + i);
-            float sum = 0;
-            for (int i = 0; i < LANES; i++) sum += squares[i];
-            float scale = 1 / sqrtf(sum / width + m->shape.epsilon);
-            for (int i = 0; i < width; i++) own->normed[i] = from[i] * scale * norm[i];
-            from = own->normed;
-        }
-        for (int b = 0; b < width / QUANT; b++) quantise(from + QUANT * b, &own->input, b * n + t);
+/* Hand block b of a node on to the next product, times `norm`; by what RMS norm divides is left to that. */
+static void hand_on(const Lane *m, int t, int b, const float *norm, Block *to) {
+    const float *x = m->stream + t * m->shape.width + QUANT * b;
+    float normed[QUANT] __attribute__((aligned(64)));
+    Floats squares = {0};
+    for (int i = 0; i < QUANT; i += LANES) squares += *(const Floats *)(x + i) * *(const Floats *)(x + i);
+    for (int i = 0; i < QUANT; i++) normed[i] = x[i] * norm[QUANT * b + i];
+    quantise(normed, to);
+    to->squares = 0;
+    for (int i = 0; i < LANES; i++) to->squares += squares[i];
+}
+
+/* What `hand_on` left: 1 / RMS of each vector of the stream. */
+static void find_norms(const Lane *m, int n, float *factor) {
+    const int blocks = m->shape.width / QUANT;
+    for (int i = 0; i < n; i++) {
+        float sum = 0;
+        for (int b = 0; b < blocks; b++) sum += m->input[b * n + i].squares;
+        factor[i] = 1 / sqrtf(sum / m->shape.width + m->shape.epsilon);
     }
 }
 
-/* y[node] = 16 rows of the matrix times the node's vector: the weights are read once for all n of them. */
-INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROWS], int n, int type) {
+/* y[node] = 16 rows of the matrix times the node's vector, times its factor: the weights are read once for all n. */
+INLINE void multiply(const Matrix *w, int group, const Block *x, const float *factor, float y[][ROWS], int n, int type) {
     const int bits = type == Q8_0 ? 8 : 4, zero = type == Q8_0 ? ZERO8 / 8 : type == Q4_0;
     const int blocks = w->cols / QUANT, bytes = QUANT * ROWS * bits / 8;
     for (int lane = 0; lane < ROWS; lane += LANES) {
@@ -308,37 +318,38 @@ INLINE void multiply(const Matrix *w, int group, const Vectors *x, float y[][ROW
         const half *offsets = type == Q4_1 ? w->offsets + (size_t)group * blocks * ROWS + lane : NULL;
         Floats total[MOST];
         UNROLL for (int t = 0; t < n; t++) total[t] = (Floats){0};
-        for (int b = 0; b < blocks; b++, weights += bytes, scales += ROWS) {
-            const int32_t *numbers = (const int32_t *)(x->numbers + (size_t)b * n * QUANT);
+        const Block *of = x;
+        for (int b = 0; b < blocks; b++, weights += bytes, scales += ROWS, of += n) {
             Ints sum[MOST];
-            UNROLL for (int t = 0; t < n; t++) sum[t] = ((Ints){0} + x->shift[b * n + t]) * zero;
+            UNROLL for (int t = 0; t < n; t++) sum[t] = ((Ints){0} + of[t].shift) * zero;
             UNROLL for (int i = 0; i < QUANT * bits / 32; i++) {
                 Bytes w8 = *(const Bytes *)(weights + 4 * ROWS * i), low = (Bytes)(w8 & 15), high = (Bytes)(w8 >> 4);
                 UNROLL for (int t = 0; t < n; t++) {
-                    sum[t] = dot(sum[t], bits == 4 ? low : w8, numbers[8 * t + i], bits);
-                    if (bits == 4) sum[t] = dot(sum[t], high, numbers[8 * t + i + 4], bits);
+                    const int32_t *numbers = (const int32_t *)of[t].numbers;
+                    sum[t] = dot(sum[t], bits == 4 ? low : w8, numbers[i], bits);
+                    if (bits == 4) sum[t] = dot(sum[t], high, numbers[i + 4], bits);
                 }
             }
             Floats scale = halves(scales);
             UNROLL for (int t = 0; t < n; t++)
-                total[t] += __builtin_convertvector(sum[t], Floats) * (scale * x->scale[b * n + t]);
+                total[t] += __builtin_convertvector(sum[t], Floats) * (scale * of[t].scale);
             if (type != Q4_1) continue;
             Floats offset = halves(offsets + (size_t)b * ROWS);
-            UNROLL for (int t = 0; t < n; t++) total[t] += offset * x->sum[b * n + t];
+            UNROLL for (int t = 0; t < n; t++) total[t] += offset * of[t].sum;
         }
-        UNROLL for (int t = 0; t < n; t++) *(Floats *)(y[t] + lane) = total[t];
+        UNROLL for (int t = 0; t < n; t++) *(Floats *)(y[t] + lane) = total[t] * factor[t];
     }
 }
 
-static void product(const Matrix *w, int group, const Vectors *x, int n, float y[][ROWS]) {
-#define CASES(OF) switch (n) { OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) }
+static void product(const Matrix *w, int group, const Block *x, const float *factor, int n, float y[][ROWS]) {
+#define CASES(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8)
 #define MULTIPLY(n) \
     case n: \
-        if (w->type == Q4_0) multiply(w, group, x, y, n, Q4_0); \
-        else if (w->type == Q4_1) multiply(w, group, x, y, n, Q4_1); \
-        else multiply(w, group, x, y, n, Q8_0); \
+        if (w->type == Q4_0) multiply(w, group, x, factor, y, n, Q4_0); \
+        else if (w->type == Q4_1) multiply(w, group, x, factor, y, n, Q4_1); \
+        else multiply(w, group, x, factor, y, n, Q8_0); \
         break;
-    CASES(MULTIPLY)
+    switch (n) { CASES(MULTIPLY) }
 }
 
 /* Turn pairs of 16 rows by the angles of a position. */
@@ -355,219 +366,6 @@ static half *block_of(const Lane *m, half *cache, int layer, int group, int bloc
     const Shape *s = &m->shape;
     return cache + (((size_t)layer * s->groups + group) * (s->cells / ROWS) + block) * s->head * ROWS;
 }
-
-/* Queries, keys and values of the nodes; the last two go to their cells. */
-static void project(Lane *m, int self, int layer) {
-    const Shape *s = &m->shape;
-    const Layer *l = &m->layer[layer];
-    const int queries = s->heads * s->head / ROWS, keys = s->groups * s->head / ROWS;
-    int from, to;
-    part(m, self, queries + 2 * keys, &from, &to);
-    for (int g = from; g < to; g++) {
-        float y[MOST][ROWS] __attribute__((aligned(64)));
-        const Matrix *w = g < queries ? &l->query : g < queries + keys ? &l->key : &l->value;
-        const int at = g < queries ? g : (g - queries) % keys, row = at * ROWS % s->head, group = at * ROWS / s->head;
-        product(w, at, &m->own[self].input, m->nodes, y);
-        for (int t = 0; t < m->nodes; t++) {
-            const int block = m->cell[t] / ROWS, cell = m->cell[t] % ROWS;
-            if (w != &l->value) turn(y[t], m->turns + t * s->head + row);
-            if (w == &l->query) {
-                memcpy(m->queries + t * s->heads * s->head + ROWS * at, y[t], sizeof y[t]);
-            } else if (w == &l->key) {
-                half *key = block_of(m, m->keys, layer, group, block) + row * ROWS + cell;
-                for (int i = 0; i < ROWS; i++) key[ROWS * i] = narrow(y[t][i]);
-            } else {
-                half *value = block_of(m, m->values, layer, group, block) + (row + cell) * ROWS;
-                for (int i = 0; i < ROWS; i++) value[i] = narrow(y[t][i]);
-            }
-        }
-    }
-}
-
-/* out[t][16] += sum over i of factor[t][i] * h[i][16] */
-INLINE void combine(const half *h, int count, float **factor, float **out, int n) {
-    for (int lane = 0; lane < ROWS; lane += LANES) {
-        Floats sum[TILE];
-        UNROLL for (int t = 0; t < n; t++) sum[t] = *(Floats *)(out[t] + lane);
-        for (int i = 0; i < count; i++) {
-            Floats row = halves(h + ROWS * i + lane);
-            UNROLL for (int t = 0; t < n; t++) sum[t] += row * factor[t][i];
-        }
-        UNROLL for (int t = 0; t < n; t++) *(Floats *)(out[t] + lane) = sum[t];
-    }
-}
-
-/* score[i] = exp(score - greatest), and their sum: added up cell by cell, so cells out of sight change no bit of it. */
-INLINE void soften(float **score, int cells, float scale, float *sum, int n) {
-    for (int i = 0; i < n; i++) {
-        float most = score[i][0];
-        for (int c = 0; c < cells; c++) most = fmaxf(most, score[i][c]);
-        for (int c = 0; c < cells; c++) score[i][c] = exponential((score[i][c] - most) * scale);
-    }
-    UNROLL for (int i = 0; i < n; i++) sum[i] = 0;
-    for (int c = 0; c < cells; c++)
-        UNROLL for (int i = 0; i < n; i++) sum[i] += score[i][c];
-}
-
-/* What n queries of one group of heads see, mixed: cells out of a node's sight start far below. */
-INLINE void attend_some(Lane *m, Own *own, int layer, int group, int first, int n) {
-    const Shape *s = &m->shape;
-    const int each = s->heads / s->groups, all = s->heads * s->head;
-    float *query[TILE], *score[TILE], *out[TILE], *from[TILE], *to[TILE], sum[TILE];
-    for (int i = 0; i < n; i++) {
-        const int node = (first + i) / each, head = group * each + (first + i) % each;
-        query[i] = m->queries + node * all + head * s->head;
-        out[i] = m->mixed + node * all + head * s->head;
-        score[i] = own->scores + (size_t)i * s->cells;
-        memset(out[i], 0, s->head * sizeof(float));
-        for (int b = 0; b < m->used; b++) {
-            const unsigned seen = m->seen[node * (s->cells / ROWS) + m->blocks[b]];
-            memset(score[i] + ROWS * b, 0, ROWS * sizeof(float));
-            for (int c = 0; seen != 0xffff && c < ROWS; c++)
-                if (!(seen >> c & 1)) score[i][ROWS * b + c] = -1e9f;
-        }
-    }
-    for (int b = 0; b < m->used; b++) {
-        for (int i = 0; i < n; i++) to[i] = score[i] + ROWS * b;
-        combine(block_of(m, m->keys, layer, group, m->blocks[b]), s->head, query, to, n);
-    }
-    soften(score, ROWS * m->used, 1 / sqrtf(s->head), sum, n);
-    for (int b = 0; b < m->used; b++)
-        for (int row = 0; row < s->head; row += ROWS) {
-            for (int i = 0; i < n; i++) from[i] = score[i] + ROWS * b, to[i] = out[i] + row;
-            combine(block_of(m, m->values, layer, group, m->blocks[b]) + row * ROWS, ROWS, from, to, n);
-        }
-    for (int i = 0; i < n; i++)
-        for (int row = 0; row < s->head; row++) out[i][row] /= sum[i];
-}
-
-static void attend(Lane *m, int self, int layer) {
-    const int each = m->nodes * (m->shape.heads / m->shape.groups);
-    int from, to;
-    part(m, self, m->shape.groups * each, &from, &to);
-    while (from < to) {
-        int group = from / each, first = from % each, n = to - from < TILE ? to - from : TILE;
-        n = n < each - first ? n : each - first;
-#define ATTEND(n) case n: attend_some(m, &m->own[self], layer, group, first, n); break;
-        CASES(ATTEND)
-        from += n;
-    }
-}
-
-/* Add a product to the stream. */
-static void add(Lane *m, int self, const Matrix *w, const Vectors *x) {
-    int from, to;
-    part(m, self, w->rows / ROWS, &from, &to);
-    for (int g = from; g < to; g++) {
-        float y[MOST][ROWS] __attribute__((aligned(64)));
-        product(w, g, x, m->nodes, y);
-        for (int t = 0; t < m->nodes; t++)
-            for (int i = 0; i < ROWS; i++) m->stream[t * m->shape.width + ROWS * g + i] += y[t][i];
-    }
-}
-
-/* hidden = silu(gate) * up, in 8 bits. */
-static void feed(Lane *m, int self, const Layer *l) {
-    int from, to;
-    part(m, self, m->shape.inner / QUANT, &from, &to);
-    for (int b = from; b < to; b++) {
-        float gate[MOST][ROWS] __attribute__((aligned(64))), up[MOST][ROWS] __attribute__((aligned(64)));
-        float hidden[MOST][QUANT];
-        for (int g = 0; g < QUANT / ROWS; g++) {
-            product(&l->gate, b * (QUANT / ROWS) + g, &m->own[self].input, m->nodes, gate);
-            product(&l->up, b * (QUANT / ROWS) + g, &m->own[self].input, m->nodes, up);
-            for (int t = 0; t < m->nodes; t++)
-                for (int i = 0; i < ROWS; i++)
-                    hidden[t][ROWS * g + i] = gate[t][i] / (1 + exponential(-gate[t][i])) * up[t][i];
-        }
-        for (int t = 0; t < m->nodes; t++) quantise(hidden[t], &m->hidden, b * m->nodes + t);
-    }
-}
-
-/* Logits of the wanted nodes, surveyed. */
-static void propose(Lane *m, int self) {
-    const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
-    int from, to;
-    part(m, self, blocks, &from, &to);
-    to = to * BLOCK < m->head.rows ? to * BLOCK : m->head.rows;
-    for (int g = from * (BLOCK / ROWS); g < groups_of(to); g++) {
-        float y[MOST][ROWS] __attribute__((aligned(64)));
-        product(&m->head, g, &m->own[self].input, m->wanted, y);
-        for (int t = 0; t < m->wanted; t++) memcpy(m->logits + (size_t)t * padded + ROWS * g, y[t], sizeof y[t]);
-    }
-    for (int t = 0; m->choice && t < m->wanted; t++)
-        survey(m->logits + (size_t)t * padded, from * BLOCK, to, m->peak + t * blocks,
-               m->choice->noisy ? NULL : m->weight + t * blocks);
-}
-
-static void penalise(Lane *m, int t, float *row, float *peak, float *weight) {
-    const Changes *c = m->changes;
-    const size_t first = (size_t)(m->chosen + t) * c->count;
-    for (int i = 0; i < c->count; i++) {
-        float *logit = row + c->place[i], divisor = c->divisor[first + i];
-        *logit = (*logit > 0 ? *logit / divisor : *logit * divisor) + c->added[first + i];
-    }
-    const uint8_t *allowed = c->allowed + (size_t)(m->chosen + t) * m->head.rows;
-    for (int i = 0; c->allowed && i < m->head.rows; i++) row[i] = allowed[i] ? row[i] : FORBIDDEN;
-    survey(row, 0, m->head.rows, peak, m->choice->noisy ? NULL : weight);
-}
-
-static void choose_all(Lane *m, int self) {
-    const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
-    for (int t = self; m->choice && t < m->wanted; t += m->threads) {
-        if (m->changes) penalise(m, t, m->logits + (size_t)t * padded, m->peak + t * blocks, m->weight + t * blocks);
-        m->found[t] = pick(m->logits + (size_t)t * padded, m->head.rows, m->names, m->choice,
-                           m->position[m->want[t]] + 1, m->peak + t * blocks, m->weight + t * blocks,
-                           m->tokens + t * m->choice->count, m->probs + t * m->choice->count);
-    }
-}
-
-/* The model. */
-static void layers(Lane *m, int self) {
-    const Shape *s = &m->shape;
-    Own *own = &m->own[self];
-    for (int i = 0; i < s->layers; i++) {
-        const Layer *l = &m->layer[i];
-        prepare(m, own, m->stream, s->width, m->every, m->nodes, l->attention_norm);
-        project(m, self, i);
-        if (i == s->layers - 1 && !m->wanted) return; /* a prompt is read for its keys and values */
-        if (barrier(m)) return;
-        attend(m, self, i);
-        if (barrier(m)) return;
-        prepare(m, own, m->mixed, s->heads * s->head, m->every, m->nodes, NULL);
-        add(m, self, &l->output, &own->input);
-        if (barrier(m)) return;
-        prepare(m, own, m->stream, s->width, m->every, m->nodes, l->feed_norm);
-        feed(m, self, l);
-        if (barrier(m)) return;
-        add(m, self, &l->down, &m->hidden);
-        if (barrier(m)) return;
-    }
-    prepare(m, own, m->stream, s->width, m->want, m->wanted, m->last_norm);
-    propose(m, self);
-    if (barrier(m)) return;
-    const double started = now();
-    choose_all(m, self);
-    if (self == 0) m->choosing += now() - started;
-}
-
-static int pass(Lane *m, int self) {
-    layers(m, self);
-    return barrier(m); /* nobody is in the pass any more */
-}
-
-static void *serve(void *argument) {
-    Member *self = argument;
-    for (unsigned passes = 0;; passes++) {
-        await(self, passes);
-        Lane *m = self->lane;
-        if (!m) return NULL;
-        pass(m, self->index);
-        atomic_fetch_sub(&m->inside, 1);
-    }
-}
-
-/* ---- What a pass is given. ---- */
 
 /* Bytes before the numbers of 32 weights in the file: their scale, and of Q4_1 the offset. */
 static int head_of(const Tensor *t) { return t->type == Q4_1 ? 4 : 2; }
@@ -596,6 +394,267 @@ static void read_row(const Tensor *from, int row, float *to) {
     }
 }
 
+/* A node's embedding, and the angles by which its place turns a head. */
+static void embed(Lane *m, int self) {
+    const Shape *s = &m->shape;
+    int from, to;
+    part(m, self, m->nodes, &from, &to);
+    for (int t = from; t < to; t++) {
+        read_row(&m->embedding, m->token[t], m->stream + t * s->width);
+        for (int b = 0; b < s->width / QUANT; b++) 
+            hand_on(m, t, b, m->layer->attention_norm, &m->input[b * m->nodes + t]);
+        for (int i = 0; i < s->head; i += 2) {
+            double angle = m->position[t] * m->frequency[i / 2];
+            m->turns[t * s->head + i] = (float)cos(angle);
+            m->turns[t * s->head + i + 1] = (float)sin(angle);
+        }
+    }
+}
+
+/* Queries, keys and values of the nodes; the last two go to their cells. */
+static void project(Lane *m, int self, int layer) {
+    const Shape *s = &m->shape;
+    const Layer *l = &m->layer[layer];
+    const int queries = s->heads * s->head / ROWS, keys = s->groups * s->head / ROWS;
+    float norm[MOST];
+    find_norms(m, m->nodes, norm);
+    int from, to;
+    part(m, self, queries + 2 * keys, &from, &to);
+    for (int g = from; g < to; g++) {
+        float y[MOST][ROWS] __attribute__((aligned(64)));
+        const Matrix *w = g < queries ? &l->query : g < queries + keys ? &l->key : &l->value;
+        const int at = g < queries ? g : (g - queries) % keys, row = at * ROWS % s->head, group = at * ROWS / s->head;
+        product(w, at, m->input, norm, m->nodes, y);
+        for (int t = 0; t < m->nodes; t++) {
+            const int block = m->cell[t] / ROWS, cell = m->cell[t] % ROWS;
+            if (w != &l->value) turn(y[t], m->turns + t * s->head + row);
+            if (w == &l->query) {
+                memcpy(m->queries + t * s->heads * s->head + ROWS * at, y[t], sizeof y[t]);
+            } else if (w == &l->key) {
+                half *key = block_of(m, m->keys, layer, group, block) + row * ROWS + cell;
+                for (int i = 0; i < ROWS; i++) key[ROWS * i] = narrow(y[t][i]);
+            } else {
+                half *value = block_of(m, m->values, layer, group, block) + (row + cell) * ROWS;
+                for (int i = 0; i < ROWS; i++) value[i] = narrow(y[t][i]);
+            }
+        }
+    }
+}
+
+/* Of `wide` blocks of cells from the b-th: score[i] += the keys times query[i]. So many sums side by side as keep a core
+   busy, for each has to wait for itself; and each in the order of a head's numbers. */
+INLINE void compare(const Lane *m, int layer, int group, int b, float **query, float **score, int n, int wide) {
+    const half *keys[SUMS];
+    UNROLL for (int k = 0; k < wide; k++) keys[k] = block_of(m, m->keys, layer, group, m->blocks[b + k]);
+    for (int lane = 0; lane < ROWS; lane += LANES) {
+        Floats sum[SUMS], key[SUMS];
+        UNROLL for (int j = 0; j < n * wide; j++) sum[j] = *(Floats *)(score[j % n] + ROWS * (b + j / n) + lane);
+        for (int row = 0; row < m->shape.head; row++) {
+            UNROLL for (int k = 0; k < wide; k++) key[k] = halves(keys[k] + ROWS * row + lane);
+            UNROLL for (int j = 0; j < n * wide; j++) sum[j] += key[j / n] * query[j % n][row];
+        }
+        UNROLL for (int j = 0; j < n * wide; j++) *(Floats *)(score[j % n] + ROWS * (b + j / n) + lane) = sum[j];
+    }
+}
+
+/* out[i] = the values of all cells times score[i], divided by its sum: `wide` times 16 numbers of a head from `row`. */
+INLINE void blend(const Lane *m, int layer, int group, int row, float **score, const float *all, float **out, int n,
+                  int wide) {
+    for (int lane = 0; lane < ROWS; lane += LANES) {
+        Floats sum[SUMS], value[SUMS];
+        UNROLL for (int j = 0; j < n * wide; j++) sum[j] = (Floats){0};
+        for (int b = 0; b < m->used; b++) {
+            const half *values = block_of(m, m->values, layer, group, m->blocks[b]) + row * ROWS + lane;
+            for (int c = 0; c < ROWS; c++) {
+                UNROLL for (int k = 0; k < wide; k++) value[k] = halves(values + ROWS * (ROWS * k + c));
+                UNROLL for (int j = 0; j < n * wide; j++) sum[j] += value[j / n] * score[j % n][ROWS * b + c];
+            }
+        }
+        UNROLL for (int j = 0; j < n * wide; j++)
+            *(Floats *)(out[j % n] + row + ROWS * (j / n) + lane) = sum[j] / all[j % n];
+    }
+}
+
+/* score[i] = exp(score - greatest), and their sum: added up cell by cell, so cells out of sight change no bit of it. */
+INLINE void soften(float **score, int cells, float scale, float *sum, int n) {
+    for (int i = 0; i < n; i++) {
+        float most = score[i][0];
+        for (int c = 0; c < cells; c++) most = fmaxf(most, score[i][c]);
+        for (int c = 0; c < cells; c++) score[i][c] = exponential((score[i][c] - most) * scale);
+    }
+    UNROLL for (int i = 0; i < n; i++) sum[i] = 0;
+    for (int c = 0; c < cells; c++)
+        UNROLL for (int i = 0; i < n; i++) sum[i] += score[i][c];
+}
+
+/* What n queries of a group of heads see, mixed: the nodes' in turn, from the first on. Cells out of sight start far
+   below. */
+INLINE void attend_some(Lane *m, float *scores, int layer, int group, int first, int n) {
+    const Shape *s = &m->shape;
+    const int each = s->heads / s->groups, wide = n == 1 ? 8 : n < 4 ? 4 : n == 4 ? 2 : 1;
+    float *query[TILE], *score[TILE], *out[TILE], all[TILE];
+    for (int i = 0; i < n; i++) {
+        const int t = (first + i) / each, at = (t * s->heads + group * each + (first + i) % each) * s->head;
+        const uint16_t *seen = m->seen + t * (s->cells / ROWS);
+        query[i] = m->queries + at, out[i] = m->mixed + at, score[i] = scores + (size_t)i * s->cells;
+        for (int b = 0; b < m->used; b++)
+            for (int c = 0; c < ROWS; c++) score[i][ROWS * b + c] = seen[m->blocks[b]] >> c & 1 ? 0 : -1e9f;
+    }
+    int b = 0, row = 0;
+    for (; b + wide <= m->used; b += wide) compare(m, layer, group, b, query, score, n, wide);
+    for (; b < m->used; b++) compare(m, layer, group, b, query, score, n, 1);
+    soften(score, ROWS * m->used, 1 / sqrtf(s->head), all, n);
+    const int parts = wide < 4 ? wide : 4;
+    for (; row + ROWS * parts <= s->head; row += ROWS * parts) blend(m, layer, group, row, score, all, out, n, parts);
+    for (; row < s->head; row += ROWS) blend(m, layer, group, row, score, all, out, n, 1);
+}
+
+/* A unit is a group's heads of some nodes: of more than one where that leaves work for all threads. */
+static void attend(Lane *m, int self, int layer) {
+    const Shape *s = &m->shape;
+    const int each = s->heads / s->groups, blocks = each * s->head / QUANT, share = m->nodes * s->groups / m->threads;
+    const int together = share < 1 || each > TILE ? 1 : share < TILE / each ? share : TILE / each;
+    const int units = (m->nodes + together - 1) / together;
+    int from, to;
+    part(m, self, s->groups * units, &from, &to);
+    for (int unit = from; unit < to; unit++) {
+        const int group = unit / units, from = unit % units * together;
+        const int to = from + together < m->nodes ? from + together : m->nodes;
+        for (int first = from * each; first < to * each; first += TILE) {
+#define ATTEND(n) case n: attend_some(m, m->scores[self], layer, group, first, n); break;
+            switch (to * each - first < TILE ? to * each - first : TILE) { CASES(ATTEND) }
+        }
+        for (int t = from; t < to; t++)
+            for (int b = 0, at = group * blocks; b < blocks; b++, at++)
+                quantise(m->mixed + t * s->heads * s->head + QUANT * at, &m->heard[at * m->nodes + t]);
+    }
+}
+
+/* Add a product to the stream, and hand n nodes of that on. */
+static void add(Lane *m, int self, const Matrix *w, const Block *x, const float *norm, const int *who, int n) {
+    static const float as_it_is[MOST] = {1, 1, 1, 1, 1, 1, 1, 1};
+    int from, to;
+    part(m, self, w->rows / QUANT, &from, &to);
+    for (int b = from; b < to; b++) {
+        for (int g = b * QUANT / ROWS; g < (b + 1) * QUANT / ROWS; g++) {
+            float y[MOST][ROWS] __attribute__((aligned(64)));
+            product(w, g, x, as_it_is, m->nodes, y);
+            for (int t = 0; t < m->nodes; t++)
+                for (int i = 0; i < ROWS; i++) m->stream[t * m->shape.width + ROWS * g + i] += y[t][i];
+        }
+        for (int i = 0; i < n; i++) hand_on(m, who[i], b, norm, &m->input[b * n + i]);
+    }
+}
+
+/* hidden = silu(gate) * up, in 8 bits. */
+static void feed(Lane *m, int self, const Layer *l) {
+    float norm[MOST];
+    find_norms(m, m->nodes, norm);
+    int from, to;
+    part(m, self, m->shape.inner / QUANT, &from, &to);
+    for (int b = from; b < to; b++) {
+        float gate[MOST][ROWS] __attribute__((aligned(64))), up[MOST][ROWS] __attribute__((aligned(64)));
+        float hidden[MOST][QUANT];
+        for (int g = 0; g < QUANT / ROWS; g++) {
+            product(&l->gate, b * (QUANT / ROWS) + g, m->input, norm, m->nodes, gate);
+            product(&l->up, b * (QUANT / ROWS) + g, m->input, norm, m->nodes, up);
+            for (int t = 0; t < m->nodes; t++)
+                for (int i = 0; i < ROWS; i++)
+                    hidden[t][ROWS * g + i] = gate[t][i] / (1 + exponential(-gate[t][i])) * up[t][i];
+        }
+        for (int t = 0; t < m->nodes; t++) quantise(hidden[t], &m->hidden[b * m->nodes + t]);
+    }
+}
+
+/* Logits of the wanted nodes, surveyed. */
+static void propose(Lane *m, int self) {
+    const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
+    float norm[MOST];
+    find_norms(m, m->wanted, norm);
+    int from, to;
+    part(m, self, blocks, &from, &to);
+    for (int b = from; b < to; b++) {
+        const int to = (b + 1) * BLOCK < m->head.rows ? (b + 1) * BLOCK : m->head.rows;
+        for (int g = b * (BLOCK / ROWS); g < groups_of(to); g++) {
+            float y[MOST][ROWS] __attribute__((aligned(64)));
+            product(&m->head, g, m->input, norm, m->wanted, y);
+            for (int t = 0; t < m->wanted; t++) memcpy(m->logits + (size_t)t * padded + ROWS * g, y[t], sizeof y[t]);
+        }
+        for (int t = 0; m->choice && t < m->wanted; t++)
+            survey(m->logits + (size_t)t * padded, b * BLOCK, to, m->peak + t * blocks,
+                   m->choice->noisy ? NULL : m->weight + t * blocks);
+    }
+}
+
+static void penalise(Lane *m, int t, float *row, float *peak, float *weight) {
+    const Changes *c = m->changes;
+    const size_t first = (size_t)(m->chosen + t) * c->count;
+    for (int i = 0; i < c->count; i++) {
+        float *logit = row + c->place[i], divisor = c->divisor[first + i];
+        *logit = (*logit > 0 ? *logit / divisor : *logit * divisor) + c->added[first + i];
+    }
+    const uint8_t *allowed = c->allowed + (size_t)(m->chosen + t) * m->head.rows;
+    for (int i = 0; c->allowed && i < m->head.rows; i++) row[i] = allowed[i] ? row[i] : FORBIDDEN;
+    survey(row, 0, m->head.rows, peak, m->choice->noisy ? NULL : weight);
+}
+
+static void choose_all(Lane *m, int self) {
+    const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
+    for (int t = self; m->choice && t < m->wanted; t += m->threads) {
+        if (m->changes) penalise(m, t, m->logits + (size_t)t * padded, m->peak + t * blocks, m->weight + t * blocks);
+        m->found[t] = pick(m->logits + (size_t)t * padded, m->head.rows, m->names, m->choice,
+                           m->position[m->want[t]] + 1, m->peak + t * blocks, m->weight + t * blocks,
+                           m->tokens + t * m->choice->count, m->probs + t * m->choice->count);
+    }
+}
+
+/* The model. */
+static void layers(Lane *m, int self, unsigned *met) {
+    const int n = m->nodes, *every = m->every;
+    embed(m, self);
+    if (barrier(m, self, met)) return;
+    for (const Layer *l = m->layer, *last = l + m->shape.layers - 1; l <= last; l++) {
+        project(m, self, l - m->layer);
+        if (l == last && !m->wanted) return; /* a prompt is read for its keys and values */
+        if (barrier(m, self, met)) return;
+        attend(m, self, l - m->layer);
+        if (barrier(m, self, met)) return;
+        add(m, self, &l->output, m->heard, l->feed_norm, every, n);
+        if (barrier(m, self, met)) return;
+        feed(m, self, l);
+        if (barrier(m, self, met)) return;
+        if (l < last) add(m, self, &l->down, m->hidden, l[1].attention_norm, every, n);
+        else add(m, self, &l->down, m->hidden, m->last_norm, m->want, m->wanted);
+        if (barrier(m, self, met)) return;
+    }
+    propose(m, self);
+    if (barrier(m, self, met)) return;
+    const double started = now();
+    choose_all(m, self);
+    if (self == 0) m->choosing += now() - started;
+}
+
+static int pass(Lane *m, int self) {
+    unsigned met = m->met;
+    layers(m, self, &met);
+    const int left = barrier(m, self, &met); /* nobody is in the pass any more */
+    if (self == 0) m->met = met;
+    return left;
+}
+
+static void *serve(void *argument) {
+    Member *self = argument;
+    for (unsigned passes = 0;; passes++) {
+        await(self, passes);
+        Lane *m = self->lane;
+        if (!m) return NULL;
+        pass(m, self->index);
+        atomic_fetch_sub(&m->inside, 1);
+    }
+}
+
+/* ---- What a pass is given. ---- */
+
 /* The cells that a node sees: its own, and up the tree. A parent of the same pass has done that already. */
 static void look_up(Lane *m, int t, const Node *nodes) {
     const int words = m->shape.cells / ROWS;
@@ -614,15 +673,10 @@ static void set_up(Lane *m, const Node *nodes, int n) {
     m->nodes = n;
     m->wanted = m->used = 0;
     for (int t = 0; t < n; t++) {
+        m->token[t] = nodes[t].token;
         m->cell[t] = nodes[t].cell;
         m->position[t] = nodes[t].position;
         if (nodes[t].wanted) m->want[m->wanted++] = t;
-        read_row(&m->embedding, nodes[t].token, m->stream + t * s->width);
-        for (int i = 0; i < s->head; i += 2) {
-            double angle = nodes[t].position * m->frequency[i / 2];
-            m->turns[t * s->head + i] = (float)cos(angle);
-            m->turns[t * s->head + i + 1] = (float)sin(angle);
-        }
         look_up(m, t, nodes);
     }
     for (int b = 0; b < words; b++) {
@@ -654,10 +708,7 @@ static void *grab(Lane *m, size_t bytes) {
     return m->free - bytes;
 }
 
-static Vectors grab_vectors(Lane *m, int width) {
-    const size_t scales = MOST * width / 8;
-    return (Vectors){grab(m, MOST * width), grab(m, scales), grab(m, scales), grab(m, scales)};
-}
+static Block *grab_blocks(Lane *m, int width) { return grab(m, MOST * width / QUANT * sizeof(Block)); }
 
 static pthread_key_t teams;
 
@@ -698,15 +749,10 @@ static Team *gather(int threads) {
     return team;
 }
 
-/* See that so many threads have what they write to; returns how many do. */
+/* See that so many threads have room for scores; returns how many do. */
 static int equip(Lane *m, int threads) {
-    const Shape *s = &m->shape;
-    const int widest = s->width > s->heads * s->head ? s->width : s->heads * s->head;
     for (; m->ready < threads; m->ready++) {
-        Own *own = &m->own[m->ready];
-        own->input = grab_vectors(m, widest);
-        own->normed = grab(m, widest * sizeof(float));
-        own->scores = grab(m, (size_t)TILE * s->cells * sizeof(float));
+        m->scores[m->ready] = grab(m, (size_t)TILE * m->shape.cells * sizeof(float));
         if (m->failed) break;
     }
     return m->ready < threads ? m->ready : threads;
@@ -730,8 +776,8 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
         m->probs = probs + wanted * count;
         m->found = found + wanted;
         m->chosen = wanted;
+        for (int spins = 0; atomic_load(&m->inside); spins++) linger(spins); /* they read the last barrier's signals */
         set_up(m, nodes + done, size);
-        atomic_store(&m->round, atomic_load(&m->round) & ~1u);
         atomic_fetch_add(&m->inside, m->threads - 1);
         for (int i = 1; i < m->threads; i++) call(team->member[i], m);
         if (pass(m, 0)) break;
@@ -795,7 +841,7 @@ static Matrix pack(Lane *m, const Tensor *from, const int64_t *names, int rows) 
 static Matrix whole(Lane *m, const Tensor *from) { return pack(m, from, NULL, from->rows); }
 
 void discard(Lane *m) {
-    while (atomic_load(&m->inside)) rest();
+    for (int spins = 0; atomic_load(&m->inside); spins++) linger(spins);
     for (void *piece = m->held, *next; piece; piece = next) {
         next = *(void **)piece;
         free(piece);
@@ -833,7 +879,7 @@ Lane *load(const Shape *shape, const Tensor *tensors, const int64_t *names, int 
     float **each[] = {&m->stream, &m->queries, &m->mixed, &m->turns, &m->logits, &m->peak, &m->weight};
     const size_t sizes[] = {s->width, all, all, s->head, padded, blocks, blocks};
     for (int i = 0; i < 7; i++) *each[i] = grab(m, MOST * sizes[i] * sizeof(float));
-    m->hidden = grab_vectors(m, s->inner);
+    m->input = grab_blocks(m, s->width), m->heard = grab_blocks(m, all), m->hidden = grab_blocks(m, s->inner);
     for (int i = 0; i < s->head / 2 && !m->failed; i++) m->frequency[i] = pow(s->base, -2.0 * i / s->head);
     for (int i = 0; i < MOST; i++) m->every[i] = i;
     if (!m->failed && equip(m, 1) == 1) return m;

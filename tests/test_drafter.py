@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,6 +138,14 @@ def path_of(context: list[int], node: Node) -> list[int]:
         tail.append(node.token)
         node = node.parent
     return context + tail[::-1]
+
+
+def test_of_a_drafts_top_p_less_is_cut(draft, rows):
+    context = [5, 17, 99, 3]
+    default, low = Sampling(), Sampling(temperature=1.0, top_p=0.6, seed=3)
+    for asked, used in ((default, 1 - (1 - default.top_p) / 4), (low, 0.9)):
+        (found,), _ = draft.expand(context, [root_of(context)], asked, never)
+        assert found == choose(rows[id(found)][0], len(context), replace(asked, top_p=used), 8, None)
 
 
 def cells(draft) -> int:

@@ -91,6 +91,11 @@ def paths(context, tree):
     return found
 
 
+def whole(answer):
+    """All that it says: every row is asked for."""
+    return [*answer.tokens], [*answer.probs], answer.node_probs
+
+
 def check(target, alone, context, tree, sampling=GREEDY):
     answer = target.verify(context, tree, sampling)
     assert list(zip(answer.tokens, answer.probs, strict=True)) == [alone(p, sampling) for p in paths(context, tree)]
@@ -153,7 +158,7 @@ def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
 def probs_after(target, context) -> np.ndarray:
     """Of every token of the vocabulary, in parts that fit into a tree."""
     parts = np.array_split(np.arange(600), -(-600 // target.most_nodes))
-    found = [target.verify(context, [(int(t), -1) for t in part], GREEDY).node_probs for part in parts]
+    found = [whole(target.verify(context, [(int(t), -1) for t in part], GREEDY))[2] for part in parts]
     return np.concatenate(found)
 
 
@@ -174,13 +179,26 @@ def test_probabilities_are_those_of_the_parents_row(load, name):
     target, context = load(name), prompt(12)
     tree = [(5, -1), (6, -1), (7, 0)]
     for sampling in SETTINGS:
-        answer = target.verify(context, tree, sampling)
-        for (token, parent), prob in zip(tree, answer.node_probs, strict=True):
+        tokens, _, node_probs = whole(target.verify(context, tree, sampling))
+        for (token, parent), prob in zip(tree, node_probs, strict=True):
             row = paths(context, tree)[parent + 1]
-            told = target.verify(row, [(token, -1)], sampling)
-            assert told.node_probs == [prob]
-        again = target.verify(context, [(answer.tokens[0], -1)], sampling)
-        assert again.node_probs == again.probs[:1]
+            assert whole(target.verify(row, [(token, -1)], sampling))[2] == [prob]
+        _, probs, node_probs = whole(target.verify(context, [(tokens[0], -1)], sampling))
+        assert node_probs == probs[:1]
+
+
+@pytest.mark.parametrize("name", ["llama", "Q4_1"])
+def test_a_row_that_is_not_reached_is_not_sampled(load, monkeypatch, name):
+    context, places, honest = prompt(12), [], choosing.sample
+    right = load(name).verify(context, (), GREEDY).tokens[0]
+    told = lambda row, place, *rest: (places.append(place), honest(row, place, *rest))[1]  # noqa: E731
+    monkeypatch.setattr(choosing, "sample", told)
+    answer = load(name).verify(context, [(right + 1, -1), (right, -1), (7, 0), (8, 1)], GREEDY)
+    assert answer.node_probs == [None] * 4
+    assert answer.tokens[0] == right
+    answer.tokens[2], answer.probs[2], answer.tokens[2:3]
+    assert places == [12, 13]
+    assert [prob is not None for prob in answer.node_probs] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("name", ["llama", "Q4_1"])
@@ -189,7 +207,7 @@ def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch, name):
     told = lambda row, place, *rest: (places.append(place), honest(row, place, *rest))[1]  # noqa: E731
     monkeypatch.setattr(choosing, "sample", told)
     tree = [(5, -1), (6, -1), (7, 0)]
-    load(name).verify(prompt(12), tree, GREEDY)
+    whole(load(name).verify(prompt(12), tree, GREEDY))
     assert places == [len(path) for path in paths(prompt(12), tree)]
 
 
@@ -245,7 +263,7 @@ def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
     for length in (441, 442, 443, 513, 900):
         target._cache.forget()
         told = target.verify(prompt(length), tree, GREEDY)
-        assert told.tokens[:1] == target.verify(prompt(length), (), GREEDY).tokens
+        assert told.tokens[0] == target.verify(prompt(length), (), GREEDY).tokens[0]
     assert max(map(len, forwards)) == 442 + target.most_nodes
     target.close()
 
@@ -375,11 +393,11 @@ def test_on_a_gpu_one_row_is_measured_by_itself(load, monkeypatch):
 
 
 def test_a_model_in_parts(tmp_path):
-    whole = LlamaTarget.load(write_gguf(tmp_path / "whole.gguf"), 100)
+    in_one = LlamaTarget.load(write_gguf(tmp_path / "whole.gguf"), 100)
     write_gguf(tmp_path / "toy.gguf", part=8)
     first, second, *_ = sorted(tmp_path.glob("toy-*"))
     target, context = LlamaTarget.load(first, 100), prompt(9)
-    assert target.verify(context, (), GREEDY) == whole.verify(context, (), GREEDY)
+    assert whole(target.verify(context, (), GREEDY)) == whole(in_one.verify(context, (), GREEDY))
     with pytest.raises(DuoChatError, match="part 2 of"):
         LlamaTarget.load(second, 100)
     second.unlink()

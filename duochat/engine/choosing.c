@@ -40,10 +40,13 @@ static uint32_t noise_key(int64_t seed, int position) {
     return mix((uint32_t)position ^ mix((uint32_t)(seed >> 32) ^ mix((uint32_t)seed)));
 }
 
-static float gumbel(int64_t token, uint32_t key) {
+/* -log of a uniform number in (0, 1). */
+static float waiting(int64_t token, uint32_t key) {
     uint32_t h = mix(mix((uint32_t)token) + key);
-    return -logf(-logf((h >> 9) * 0x1p-23f + 0x1p-24f));
+    return -logf((h >> 9) * 0x1p-23f + 0x1p-24f);
 }
+
+static float gumbel(int64_t token, uint32_t key) { return -logf(waiting(token, key)); }
 
 /* Added up in an order that is the same however many numbers a vector holds. */
 static float sum_up(float *weight) {
@@ -85,7 +88,8 @@ static int passing(const float *score, int found, const Choice *c) {
 }
 
 /* A surveyed row[n] -> tokens[count] and probs[count], best first; returns how many. names: of each logit the token,
-   NULL = its index. Probabilities are the softmax of the scores that count, with noise if there is any. */
+   NULL = its index. Probabilities are the softmax of the scores that count, with noise if there is any: with Gumbel
+   noise g, exp(score + g) = exp(score) / waiting. */
 static int pick(const float *row, int n, const int64_t *names, const Choice *c, int position, const float *peak,
                 const float *weight, int32_t *tokens, float *probs) {
     float top = peak[0], total = 0;
@@ -104,18 +108,18 @@ static int pick(const float *row, int n, const int64_t *names, const Choice *c, 
             if (s < least) continue;
             if (rank && (kept < rank || s > score[rank - 1])) kept = insert(s, i, score, place, kept, rank);
             if (rank) continue;
-            total += exponential(s += gumbel(names ? names[i] : i, key));
+            total += s = exponential(s) / waiting(names ? names[i] : i, key);
             if (found < c->count || s > probs[c->count - 1]) found = insert(s, i, probs, tokens, found, c->count);
         }
     }
     if (c->noisy && rank) kept = passing(score, kept, c);
     for (int i = 0; i < kept; i++) {
-        float s = score[i];
-        if (c->noisy) total += exponential(s += gumbel(names ? names[place[i]] : place[i], key));
+        float s = exponential(score[i]);
+        if (c->noisy) total += s /= waiting(names ? names[place[i]] : place[i], key);
         if (found < c->count || s > probs[c->count - 1]) found = insert(s, place[i], probs, tokens, found, c->count);
     }
     for (int i = 0; i < found; i++) {
-        probs[i] = exponential(probs[i]) / total;
+        probs[i] /= total;
         tokens[i] = names ? (int32_t)names[tokens[i]] : tokens[i];
     }
     return found;

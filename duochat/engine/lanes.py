@@ -69,11 +69,14 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the target says of a tree of n nodes: n + 1 rows, row 0 after the root, row i + 1 after node i."""
+    """What the target says of a tree of n nodes: n + 1 rows, row 0 after the root, row i + 1 after node i.
+
+    Good until the next forward: a target on the host samples a row when it is asked for.
+    """
 
     tokens: Sequence[int]  # the target's own token at each row
     probs: Sequence[float]  # its probability (temperature and filters applied, noise apart), n + 1
-    node_probs: Sequence[float]  # the target's probability of each node's token, n
+    node_probs: Sequence[float | None]  # the target's probability of each node's token, n; None: of a row not asked for
     transfer: float = 0.0  # seconds spent bringing the answer to the host, once the device was done
 
 

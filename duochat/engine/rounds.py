@@ -53,7 +53,7 @@ class Round:
     rejected: tuple[int, ...] = ()  # draft ids at the place where the target's own token was none of the drafted
     ignored: tuple[int, ...] = ()  # draft ids that left the tree untested: another branch won, or none was reached
     token_probs: tuple[float, ...] = ()  # the target's probability of each emitted token
-    pending_probs: tuple[float, ...] = ()  # the target's probability of each pending token
+    pending_probs: tuple[float | None, ...] = ()  # the target's probability of each pending token, where it was asked
     phase: str = "decode"  # "prefill" for the round that reads the prompt
     budget: float = 0.0  # the computed draft budget γ* = T_target / T_draft at this round
     waited: float = 0.0  # seconds that the target waited for a draft before `started`

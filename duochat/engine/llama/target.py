@@ -10,13 +10,11 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
-import numpy as np
 
 from duochat.config import AUTO, Settings
 from duochat.engine.choosing import answer, kernel
@@ -107,12 +105,13 @@ class LlamaTarget(Target):
         root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
         entries = self._grow(root, tree)
         rows = self._cache.decode(cancelled)
-        return partial(answer, self._logits(entries, rows), context, tree, sampling)
+        place = {entry: row for row, entry in enumerate(rows)}
 
-    def _logits(self, entries: Sequence[Entry], rows: Sequence[Entry]) -> Iterator[np.ndarray]:
-        """Of the root and of the nodes, once the device has done its work. rows: the entry of each row of it."""
-        logits, place = self._llama.logits(len(rows)), {entry: row for row, entry in enumerate(rows)}
-        yield from (logits[place[entry]] for entry in entries)
+        def told() -> Answer:
+            logits = self._llama.logits(len(rows))  # once the device has done its work
+            return answer(lambda i: logits[place[entries[i]]], context, tree, sampling)
+
+        return told
 
     def _grow(self, root: Entry, tree: Sequence[Edge]) -> list[Entry]:
         """The entry of the root and of each node. The likeliest branch, whose nodes come first, takes the first cells:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from duochat.engine.choosing import answer
 from duochat.engine.lanes import Answer, Cancelled, Edge, Reading, Stopped, Target, common
 from duochat.engine.native.library import MOST, Native
@@ -79,9 +81,11 @@ class NativeTarget(Target):
         nodes = [(context[-1], first - 1, first - 1, first - 2, 1)]
         for i, (token, parent) in enumerate(tree):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
-        parts = (nodes[start : start + MOST] for start in range(0, len(nodes), MOST))
-        rows = (row for part in parts for row in self._native.logits(part, self._native.threads))
-        told = answer(rows, context, tree, sampling)
+        rows: list[np.ndarray] = []
+        told = answer(lambda i: rows[i], context, tree, sampling)
+        for start in range(0, len(nodes), MOST):
+            told.tokens[:start]  # the next ones take their place
+            rows += self._native.logits(nodes[start : start + MOST], self._native.threads)
         self._tokens.append(context[-1])
         self._tree = {(parent, token): cell for token, _, cell, parent, _ in nodes[1:]}
         return told

@@ -239,22 +239,32 @@ class Target(Protocol):
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
         out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's trees
-        do: whenever the number of branches changes, llama.cpp builds its graph anew. Clears the cache."""
+        do. One row is timed by itself, as plain decoding runs: llama.cpp launches a forward as wide as the one before
+        as one graph, and of a CPU's caches each forward displaces what the next one of its kind would find.
+
+        Clears the cache.
+        """
         from duochat.engine.sampling import Sampling
 
-        length = min(context, self.context_length - repeats - 3)
+        length = max(1, min(context, self.context_length - 2 * repeats - 4))
         tree = [(node % self.vocabulary, (node - 1) // 2) for node in range(self.most_nodes)]
         fitting = [width for width in widths if width <= self.most_nodes + 1]
         held = [token % self.vocabulary for token in range(length)]
-        self.verify(held, (), Sampling())
-        seconds: dict[int, list[float]] = {width: [] for width in fitting}
-        for _ in range(repeats + 1):
-            held.append(len(held) % self.vocabulary)
-            for width in fitting:
-                begun = perf_counter()
-                self.verify(held, tree[: width - 1], Sampling())
-                seconds[width].append(perf_counter() - begun)
-        return {width: median(taken[1:]) for width, taken in seconds.items()}  # the first one makes what it needs
+
+        def taken(width: int) -> float:
+            begun = perf_counter()
+            self.verify(held, tree[: width - 1], Sampling())
+            return perf_counter() - begun
+
+        def again(fitting: Sequence[int]) -> dict[int, float]:
+            turns = []
+            for _ in range(repeats + 1):
+                held.append(len(held) % self.vocabulary)
+                turns.append([taken(width) for width in fitting])
+            return dict(zip(fitting, map(median, zip(*turns[1:], strict=True)), strict=True))  # the first one warms up
+
+        taken(1)
+        return again(fitting) | again([1] if 1 in fitting else [])
 
     def describe(self) -> dict[str, Any]:
         """What a report says of this lane: `target_backend`, `target_device`, `target_dtype`, its size, …

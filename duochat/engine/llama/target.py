@@ -10,7 +10,7 @@ one width, but the sums over a cache that has grown past a multiple of 256 cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +128,6 @@ class LlamaTarget(Target):
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Target.set_threads`."""
         self._llama.set_threads(threads, reading)
-
-    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """See `lanes.Target.measure`. On a GPU a forward as wide as the one before it is launched as one graph, which
-        plain decoding always gains from and a tree, whose width changes, hardly ever: one row is measured by itself."""
-        alone = {} if self.shares_cores else super().measure((1,), context, repeats)
-        return super().measure(widths, context, repeats) | alone
 
     def describe(self) -> dict[str, Any]:
         """The hardware part of a report."""

@@ -57,6 +57,7 @@ def load(files, request):
         assert name not in NATIVE or not unfit(files[name])
         make = NativeTarget if name in NATIVE else LlamaTarget.load
         target = make(files[name], **{"context_length": 250, "threads": 1} | options)
+        target.every = True
         request.addfinalizer(target.close)
         return target
 
@@ -89,11 +90,6 @@ def paths(context, tree):
     for token, parent in tree:
         found.append([*found[parent + 1], token])
     return found
-
-
-def whole(answer):
-    """All that it says: every row is asked for."""
-    return [*answer.tokens], [*answer.probs], answer.node_probs
 
 
 def check(target, alone, context, tree, sampling=GREEDY):
@@ -158,7 +154,7 @@ def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
 def probs_after(target, context) -> np.ndarray:
     """Of every token of the vocabulary, in parts that fit into a tree."""
     parts = np.array_split(np.arange(600), -(-600 // target.most_nodes))
-    found = [whole(target.verify(context, [(int(t), -1) for t in part], GREEDY))[2] for part in parts]
+    found = [target.verify(context, [(int(t), -1) for t in part], GREEDY).node_probs for part in parts]
     return np.concatenate(found)
 
 
@@ -179,26 +175,34 @@ def test_probabilities_are_those_of_the_parents_row(load, name):
     target, context = load(name), prompt(12)
     tree = [(5, -1), (6, -1), (7, 0)]
     for sampling in SETTINGS:
-        tokens, _, node_probs = whole(target.verify(context, tree, sampling))
-        for (token, parent), prob in zip(tree, node_probs, strict=True):
+        answer = target.verify(context, tree, sampling)
+        for (token, parent), prob in zip(tree, answer.node_probs, strict=True):
             row = paths(context, tree)[parent + 1]
-            assert whole(target.verify(row, [(token, -1)], sampling))[2] == [prob]
-        _, probs, node_probs = whole(target.verify(context, [(tokens[0], -1)], sampling))
-        assert node_probs == probs[:1]
+            told = target.verify(row, [(token, -1)], sampling)
+            assert told.node_probs == [prob]
+        again = target.verify(context, [(answer.tokens[0], -1)], sampling)
+        assert again.node_probs == again.probs[:1]
 
 
 @pytest.mark.parametrize("name", ["llama", "Q4_1"])
 def test_a_row_that_is_not_reached_is_not_sampled(load, monkeypatch, name):
-    context, places, honest = prompt(12), [], choosing.sample
-    right = load(name).verify(context, (), GREEDY).tokens[0]
+    target, context, places, honest = load(name), prompt(12), [], choosing.sample
+    first = target.verify(context, (), GREEDY).tokens[0]
+    second = target.verify([*context, first], (), GREEDY).tokens[0]
     told = lambda row, place, *rest: (places.append(place), honest(row, place, *rest))[1]  # noqa: E731
     monkeypatch.setattr(choosing, "sample", told)
-    answer = load(name).verify(context, [(right + 1, -1), (right, -1), (7, 0), (8, 1)], GREEDY)
-    assert answer.node_probs == [None] * 4
-    assert answer.tokens[0] == right
-    answer.tokens[2], answer.probs[2], answer.tokens[2:3]
-    assert places == [12, 13]
-    assert [prob is not None for prob in answer.node_probs] == [True, True, False, True]
+    for more in (0, 12):  # in one part of the native lane's forward, and over two
+        tree = [(first + 1, -1), *[(node, 0) for node in range(more)], (first, -1), (7, 0), (second, more + 1)]
+        everything = target.verify(context, tree, GREEDY)
+        monkeypatch.setattr(target, "every", False)
+        del places[:]
+        answer = target.verify(context, tree, GREEDY)
+        assert places == [12, 13, 14]
+        rows = [0, more + 2, more + 4]
+        assert [row for row, token in enumerate(answer.tokens) if token is not None] == rows
+        assert all(answer.tokens[row] == everything.tokens[row] for row in rows)
+        assert [node for node, prob in enumerate(answer.node_probs) if prob is not None] == [0, more + 1, more + 3]
+        monkeypatch.setattr(target, "every", True)
 
 
 @pytest.mark.parametrize("name", ["llama", "Q4_1"])
@@ -207,7 +211,7 @@ def test_the_noise_is_that_of_the_place_after_the_row(load, monkeypatch, name):
     told = lambda row, place, *rest: (places.append(place), honest(row, place, *rest))[1]  # noqa: E731
     monkeypatch.setattr(choosing, "sample", told)
     tree = [(5, -1), (6, -1), (7, 0)]
-    whole(load(name).verify(prompt(12), tree, GREEDY))
+    load(name).verify(prompt(12), tree, GREEDY)
     assert places == [len(path) for path in paths(prompt(12), tree)]
 
 
@@ -270,6 +274,7 @@ def test_a_prompt_longer_than_a_batch(tmp_path, monkeypatch):
 
 def text(target, drafter, decoder, sampling, context) -> tuple[list[int], int]:
     """The answer, and how many of its tokens were drafted."""
+    target.every = False
     rounds = [*decode(context, Request(sampling, 80, decoder), target, drafter, costs())]
     return [t for r in rounds for t in r.tokens], sum(len(r.accepted) for r in rounds)
 
@@ -396,7 +401,7 @@ def test_a_model_in_parts(tmp_path):
     write_gguf(tmp_path / "toy.gguf", part=8)
     first, second, *_ = sorted(tmp_path.glob("toy-*"))
     target, context = LlamaTarget.load(first, 100), prompt(9)
-    assert whole(target.verify(context, (), GREEDY)) == whole(in_one.verify(context, (), GREEDY))
+    assert target.verify(context, (), GREEDY) == in_one.verify(context, (), GREEDY)
     with pytest.raises(DuoChatError, match="part 2 of"):
         LlamaTarget.load(second, 100)
     second.unlink()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import toy_models
 from fakes import EveryThird
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -390,6 +391,9 @@ def test_files_that_it_leaves_to_llama_cpp(tmp_path, toys, monkeypatch):
     write(tmp_path / "d.gguf", part=8)
     assert "several files" in native.unfit(tmp_path / "d-00001-of-00003.gguf")
     assert native.unfit(toys[Q8_0]) == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(toy_models, "KV_HEADS", 4)  # a group's 16 numbers would share their scale with the next one's
+        assert "in 4 groups" in native.unfit(write(tmp_path / "e.gguf"))
     monkeypatch.setattr(library_module, "_library", lambda: None)
     assert "compiler" in native.unfit(toys[Q8_0])
 

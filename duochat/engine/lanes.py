@@ -71,12 +71,12 @@ class Candidates:
 class Answer:
     """What the target says of a tree of n nodes: n + 1 rows, row 0 after the root, row i + 1 after node i.
 
-    Good until the next forward: a target on the host samples a row when it is asked for.
+    None: of a row that the target's path does not reach; one on the host leaves these alone.
     """
 
-    tokens: Sequence[int]  # the target's own token at each row
-    probs: Sequence[float]  # its probability (temperature and filters applied, noise apart), n + 1
-    node_probs: Sequence[float | None]  # the target's probability of each node's token, n; None: of a row not asked for
+    tokens: list[int | None]  # the target's own token at each row
+    probs: list[float | None]  # its probability (temperature and filters applied, noise apart), n + 1
+    node_probs: list[float | None]  # the target's probability of each node's token, n
     transfer: float = 0.0  # seconds spent bringing the answer to the host, once the device was done
 
 
@@ -190,6 +190,7 @@ class Target(Protocol):
     most_nodes: int  # of one `verify`
     shares_cores: bool  # it computes on the CPU, with the draft's cores
     threads: int = 0  # of these it may have; 0 = all
+    every: bool = False  # what it says is of all rows, for tests
 
     def verify(
         self,

@@ -109,7 +109,7 @@ class LlamaTarget(Target):
 
         def told() -> Answer:
             logits = self._llama.logits(len(rows))  # once the device has done its work
-            return answer(lambda i: logits[place[entries[i]]], context, tree, sampling)
+            return answer(lambda i: logits[place[entries[i]]], context, tree, sampling, self.every)
 
         return told
 

@@ -107,8 +107,8 @@ def _unknown(header: gguf.Header, expected: Mapping[str, tuple[int, ...]]) -> st
 def _misshapen(header: gguf.Header, s: _Shape, expected: Mapping[str, tuple[int, ...]]) -> str:
     """What of the model's shape native.c cannot do."""
     turned, value = header.get("rope.dimension_count", s.head), header.get("attention.value_length", s.head)
-    if not turned == value == s.head or s.head % GROUP or s.heads % s.groups:
-        return f"its {s.heads} heads are {s.head} wide, {turned} of it turned"
+    if not turned == value == s.head or s.head % GROUP or s.heads % s.groups or s.heads // s.groups * s.head % 32:
+        return f"its {s.heads} heads in {s.groups} groups are {s.head} wide, {turned} of it turned"
     if wrong := [n for n in (s.width, s.heads * s.head, s.inner) if n % 32]:
         return f"it is {wrong[0]} wide, not a multiple of 32"
     return next((f"{t.name} has the shape {t.shape}" for t in header.tensors if t.shape != expected[t.name]), "")

@@ -228,11 +228,10 @@ static void linger(int spins) { spins < 4000 ? rest() : doze(); }
    Manber 1988); the number of the barrier, and whether one of them was told to stop. A thread may be a barrier ahead, so
    there are two sets of signals. */
 static int barrier(Lane *m, int self, unsigned *met) {
-    const int threads = m->threads; /* read before it may change: some see the pass end before others */
     Signal(*signal)[TEAM] = m->signals[++*met & 1];
     unsigned said = *met << 1 | (unsigned)atomic_load_explicit(&m->stop, memory_order_relaxed), heard;
-    for (int step = 1; step < threads; step *= 2, signal++) {
-        atomic_store_explicit(&signal[0][(self + step) % threads].said, said, memory_order_release);
+    for (int step = 1; step < m->threads; step *= 2, signal++) {
+        atomic_store_explicit(&signal[0][(self + step) % m->threads].said, said, memory_order_release);
         atomic_uint *mine = &signal[0][self].said;
         for (int spins = 0; ((heard = atomic_load_explicit(mine, memory_order_acquire)) ^ said) > 1; spins++)
             linger(spins);
@@ -401,7 +400,7 @@ static void embed(Lane *m, int self) {
     part(m, self, m->nodes, &from, &to);
     for (int t = from; t < to; t++) {
         read_row(&m->embedding, m->token[t], m->stream + t * s->width);
-        for (int b = 0; b < s->width / QUANT; b++) 
+        for (int b = 0; b < s->width / QUANT; b++)
             hand_on(m, t, b, m->layer->attention_norm, &m->input[b * m->nodes + t]);
         for (int i = 0; i < s->head; i += 2) {
             double angle = m->position[t] * m->frequency[i / 2];
@@ -608,38 +607,38 @@ static void choose_all(Lane *m, int self) {
     }
 }
 
-/* The model. */
-static void layers(Lane *m, int self, unsigned *met) {
+/* The model; 1: it was left early. */
+static int layers(Lane *m, int self, unsigned *met) {
     const int n = m->nodes, *every = m->every;
     embed(m, self);
-    if (barrier(m, self, met)) return;
+    if (barrier(m, self, met)) return 1;
     for (const Layer *l = m->layer, *last = l + m->shape.layers - 1; l <= last; l++) {
         project(m, self, l - m->layer);
-        if (l == last && !m->wanted) return; /* a prompt is read for its keys and values */
-        if (barrier(m, self, met)) return;
+        if (l == last && !m->wanted) return 0; /* a prompt is read for its keys and values */
+        if (barrier(m, self, met)) return 1;
         attend(m, self, l - m->layer);
-        if (barrier(m, self, met)) return;
+        if (barrier(m, self, met)) return 1;
         add(m, self, &l->output, m->heard, l->feed_norm, every, n);
-        if (barrier(m, self, met)) return;
+        if (barrier(m, self, met)) return 1;
         feed(m, self, l);
-        if (barrier(m, self, met)) return;
+        if (barrier(m, self, met)) return 1;
         if (l < last) add(m, self, &l->down, m->hidden, l[1].attention_norm, every, n);
         else add(m, self, &l->down, m->hidden, m->last_norm, m->want, m->wanted);
-        if (barrier(m, self, met)) return;
+        if (barrier(m, self, met)) return 1;
     }
     propose(m, self);
-    if (barrier(m, self, met)) return;
+    if (barrier(m, self, met)) return 1;
     const double started = now();
     choose_all(m, self);
     if (self == 0) m->choosing += now() - started;
+    return 0;
 }
 
 static int pass(Lane *m, int self) {
     unsigned met = m->met;
-    layers(m, self, &met);
-    const int left = barrier(m, self, &met); /* nobody is in the pass any more */
+    const int cut = layers(m, self, &met), left = barrier(m, self, &met); /* nobody is in the pass any more */
     if (self == 0) m->met = met;
-    return left;
+    return cut | left;
 }
 
 static void *serve(void *argument) {
@@ -768,7 +767,7 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
     m->choosing = 0;
     const int count = choice ? choice->count : 0;
     const Team *team = gather(threads < TEAM ? threads : TEAM);
-    m->threads = equip(m, !team ? 1 : threads < team->size ? threads : team->size);
+    const int able = equip(m, !team ? 1 : threads < team->size ? threads : team->size);
     int done = 0;
     for (int wanted = 0; done < n; wanted += m->wanted) {
         const int size = n - done < MOST ? n - done : MOST;
@@ -777,6 +776,7 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
         m->found = found + wanted;
         m->chosen = wanted;
         for (int spins = 0; atomic_load(&m->inside); spins++) linger(spins); /* they read the last barrier's signals */
+        m->threads = able;
         set_up(m, nodes + done, size);
         atomic_fetch_add(&m->inside, m->threads - 1);
         for (int i = 1; i < m->threads; i++) call(team->member[i], m);

@@ -82,10 +82,15 @@ class NativeTarget(Target):
         for i, (token, parent) in enumerate(tree):
             nodes.append((token, nodes[parent + 1][1] + 1, first + i, first + parent, 1))
         rows: list[np.ndarray] = []
-        told = answer(lambda i: rows[i], context, tree, sampling)
-        for start in range(0, len(nodes), MOST):
-            told.tokens[:start]  # the next ones take their place
-            rows += self._native.logits(nodes[start : start + MOST], self._native.threads)
+
+        def row(number: int) -> np.ndarray:
+            while len(rows) <= number:
+                part = nodes[len(rows) : len(rows) + MOST]
+                rows.extend(self._native.logits(part, self._native.threads))
+            return rows[number]
+
+        told = answer(row, context, tree, sampling, self.every)
+        row(len(tree))  # those that are left, so that the cache holds the whole tree
         self._tokens.append(context[-1])
         self._tree = {(parent, token): cell for token, _, cell, parent, _ in nodes[1:]}
         return told

@@ -1,5 +1,6 @@
 /* Drives native.c without Python: a random model, random trees, a second thread that interrupts.
-   Prints the first choice and its probability after each node of the undisturbed trees. Usage: driver THREADS */
+   Two threads take turns. Prints the first choice and its probability after each node of the undisturbed trees. Usage:
+   driver THREADS */
 #include "../duochat/engine/native/native.c"
 #include <stdio.h>
 
@@ -49,6 +50,18 @@ static void decode(Lane *m, int most, const Choice *choice, int *cells, int said
         if (nodes[i].wanted) printf("%d %.4f\n", tokens[row * choice->count], probs[row * choice->count]), row++;
 }
 
+/* One of two threads that call the lane in turns, each with a team of its own. */
+static void *in_turns(void *lane) {
+    static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+    const Choice greedy = {1, 6, 1, 0, 0, 0, 4, 0};
+    for (int i = 0; i < 10; i++, sched_yield()) {
+        pthread_mutex_lock(&turn);
+        for (int cells = 0; cells < 64;) decode(lane, 5, &greedy, &cells, 0);
+        pthread_mutex_unlock(&turn);
+    }
+    return NULL;
+}
+
 int main(int argc, char **argv) {
     const int threads = argc > 1 ? atoi(argv[1]) : 1, types[] = {Q4_0, Q4_1, Q8_0};
     const int keys = GROUPS * HEAD, shapes[12][2] = {
@@ -74,6 +87,10 @@ int main(int argc, char **argv) {
         for (int turn = 0; turn < 10; turn++)
             for (int cells = 0, tries = 0; cells < CELLS - 32 && tries < 200; tries++)
                 decode(m, threads, turn % 2 ? &noisy : &greedy, &cells, 0);
+        pthread_join(other, NULL);
+        m->met = 0u - 500; /* barriers are counted anew after the last number */
+        pthread_create(&other, NULL, in_turns, m);
+        in_turns(m);
         pthread_join(other, NULL);
         discard(m);
         for (int i = 0; i < 3 + 9 * LAYERS; i++) free((void *)all[i].data);

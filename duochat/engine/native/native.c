@@ -517,13 +517,13 @@ static void attend(Lane *m, int self, int layer) {
     int from, to;
     part(m, self, s->groups * units, &from, &to);
     for (int unit = from; unit < to; unit++) {
-        const int group = unit / units, from = unit % units * together;
-        const int to = from + together < m->nodes ? from + together : m->nodes;
-        for (int first = from * each; first < to * each; first += TILE) {
+        const int group = unit / units, node = unit % units * together;
+        const int end = node + together < m->nodes ? node + together : m->nodes;
+        for (int first = node * each; first < end * each; first += TILE) {
 #define ATTEND(n) case n: attend_some(m, m->scores[self], layer, group, first, n); break;
-            switch (to * each - first < TILE ? to * each - first : TILE) { CASES(ATTEND) }
+            switch (end * each - first < TILE ? end * each - first : TILE) { CASES(ATTEND) }
         }
-        for (int t = from; t < to; t++)
+        for (int t = node; t < end; t++)
             for (int b = 0, at = group * blocks; b < blocks; b++, at++)
                 quantise(m->mixed + t * s->heads * s->head + QUANT * at, &m->heard[at * m->nodes + t]);
     }
@@ -573,14 +573,14 @@ static void propose(Lane *m, int self) {
     int from, to;
     part(m, self, blocks, &from, &to);
     for (int b = from; b < to; b++) {
-        const int to = (b + 1) * BLOCK < m->head.rows ? (b + 1) * BLOCK : m->head.rows;
-        for (int g = b * (BLOCK / ROWS); g < groups_of(to); g++) {
+        const int end = (b + 1) * BLOCK < m->head.rows ? (b + 1) * BLOCK : m->head.rows;
+        for (int g = b * (BLOCK / ROWS); g < groups_of(end); g++) {
             float y[MOST][ROWS] __attribute__((aligned(64)));
             product(&m->head, g, m->input, norm, m->wanted, y);
             for (int t = 0; t < m->wanted; t++) memcpy(m->logits + (size_t)t * padded + ROWS * g, y[t], sizeof y[t]);
         }
         for (int t = 0; m->choice && t < m->wanted; t++)
-            survey(m->logits + (size_t)t * padded, b * BLOCK, to, m->peak + t * blocks,
+            survey(m->logits + (size_t)t * padded, b * BLOCK, end, m->peak + t * blocks,
                    m->choice->noisy ? NULL : m->weight + t * blocks);
     }
 }

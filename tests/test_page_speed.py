@@ -157,6 +157,17 @@ def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
     assert late(scripts) <= 8
 
 
+def slowness() -> float:
+    """Of this machine's cores just now, over one that counts to three million in 0.2 s; 1 where they are quicker."""
+
+    def count() -> float:
+        began = time.process_time()
+        sum(i * i % 7 for i in range(3_000_000))
+        return time.process_time() - began
+
+    return max(1.0, sum(count() for _ in range(3)) / 0.6)
+
+
 def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Path) -> None:
     """At 500 tokens/s the page's process takes at most a twentieth of a core more while somebody looks."""
     running = Server(tmp_path / "c.db", "--rate", "500").start()
@@ -178,8 +189,9 @@ def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Pa
         closed = share(2.5)
     finally:
         running.stop()
-    print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3)}))
-    assert opened - closed <= 0.05
+    slow = slowness()
+    print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3), "slow": round(slow, 2)}))
+    assert opened - closed <= 0.05 * slow
 
 
 def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) -> None:

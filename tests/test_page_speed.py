@@ -158,7 +158,7 @@ def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
 
 
 def slowness() -> float:
-    """Of this machine's cores just now, over one that counts to three million in 0.2 s; 1 where they are quicker."""
+    """Of this machine's cores just now, over one that counts to three million in (assumed) 0.2 s; at least 1."""
 
     def count() -> float:
         began = time.process_time()

@@ -271,6 +271,7 @@ static void part(const Lane *m, int self, int units, int *from, int *to) {
 
 /* ---- The parts of a layer. ---- */
 
+/* 32 numbers in 8 bits. */
 static void quantise(const float *x, Block *to) {
     float most = 1e-20f;
     for (int i = 0; i < QUANT; i++) most = fmaxf(most, fabsf(x[i]));

@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -537,6 +538,12 @@ def test_measure_gives_a_time_for_each_size(draft):
     times = draft.measure([1, 2, 4], threads=1, repeats=3)
     assert list(times) == [1, 2, 4]
     assert all(0 < t < 1 for t in times.values())
+
+
+def test_other_work_meets_all_sizes_alike(draft, monkeypatch):
+    calls = count()
+    monkeypatch.setattr(draft, "_seconds", lambda context, nodes: len(nodes) + 100 * (8 <= next(calls) < 16))
+    assert draft.measure([1, 2, 4, 8], threads=1) == {1: 1, 2: 2, 4: 4, 8: 8}
 
 
 @pytest.fixture(scope="session")

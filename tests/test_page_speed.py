@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("playwright")
 import psutil
 from browsing import Server, send, visit
 from fake_engine import ANSWER
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 from duochat.app.store import Store
 
@@ -127,45 +128,43 @@ def late(values: list[float]) -> float:
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
+def key_delays(page: Page, going_on: Callable[[int], bool]) -> list[float]:
+    """Milliseconds from each key typed into the composer to its picture."""
+    page.evaluate("delays.length = 0")
+    typed = 0
+    while going_on(typed):
+        page.locator(".dc-composer textarea").press("a")
+        page.wait_for_timeout(40)
+        typed += 1
+    delays = page.evaluate("delays")
+    return [0.0] * max(0, typed - len(delays)) + delays
+
+
 def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
-    """Of one frame in a hundred the scripts may take over 8 ms, and a key over 50 ms."""
+    """Of one frame in a hundred the scripts may take over 8 ms; of one key in a hundred the picture may come later
+    than in 50 ms, or in 1.6 times what it takes on this machine where nothing streams."""
     running = Server(tmp_path / "c.db", "--rate", "500").start()
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     try:
         visit(page, running.url)
         page.evaluate(WATCH_KEYS)
+        resting = key_delays(page, lambda typed: typed < 50)
+        page.locator(".dc-composer textarea").fill("")
         kinds = ["devtools.timeline", "v8.execute", "disabled-by-default-devtools.timeline"]
         browser.start_tracing(page=page, categories=kinds)
         send(page, "LONG")
         page.wait_for_selector(".dc-message.live")
-        typed = 0
-        while page.evaluate("document.body.classList.contains('dc-busy')"):
-            page.locator(".dc-composer textarea").press("a")
-            page.wait_for_timeout(40)
-            typed += 1
+        keys = key_delays(page, lambda _: page.evaluate("document.body.classList.contains('dc-busy')"))
         scripts = script_times(json.loads(browser.stop_tracing()))
-        delays = page.evaluate("delays")
         shown = page.evaluate("duochat.picture_.picture.answer.tokens.length")
     finally:
         page.close()
         running.stop()
-    keys = [0.0] * max(0, typed - len(delays)) + delays
-    told = {"tokens": shown, "keys": typed, "key_ms": late(keys), "script_ms": round(late(scripts), 2)}
-    print(json.dumps(told))
+    told = {"tokens": shown, "keys": len(keys), "key_ms": late(keys), "resting_ms": late(resting)}
+    print(json.dumps(told | {"script_ms": round(late(scripts), 2)}))
     assert shown == 4000
-    assert late(keys) <= 50
+    assert late(keys) <= max(50, 1.6 * late(resting))
     assert late(scripts) <= 8
-
-
-def slowness() -> float:
-    """Of this machine's cores just now, over one that counts to three million in (assumed) 0.2 s; at least 1."""
-
-    def count() -> float:
-        began = time.process_time()
-        sum(i * i % 7 for i in range(3_000_000))
-        return time.process_time() - began
-
-    return max(1.0, sum(count() for _ in range(3)) / 0.6)
 
 
 def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Path) -> None:
@@ -173,25 +172,31 @@ def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Pa
     running = Server(tmp_path / "c.db", "--rate", "500").start()
     process = psutil.Process(running.process.pid)
 
-    def share(seconds: float) -> float:
-        before = sum(process.cpu_times()[:2])
-        time.sleep(seconds)
-        return (sum(process.cpu_times()[:2]) - before) / seconds
-
-    page = browser.new_page(viewport={"width": 1440, "height": 900})
-    try:
+    def share(watched: bool) -> float:
+        """Of a core, over the same six seconds of an answer of eight."""
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
         visit(page, running.url)
         send(page, "LONG")
         page.wait_for_selector(".dc-message.live .dc-block")
-        opened = share(3)
-        page.close()
-        time.sleep(0.5)
-        closed = share(2.5)
+        if not watched:
+            page.close()
+        time.sleep(1)
+        before = sum(process.cpu_times()[:2])
+        time.sleep(6)
+        took = sum(process.cpu_times()[:2]) - before
+        if watched:
+            page.wait_for_selector("body:not(.dc-busy) .theirs .dc-tools")
+            page.close()
+        else:
+            time.sleep(3)
+        return took / 6
+
+    try:
+        closed, opened = share(False), share(True)
     finally:
         running.stop()
-    slow = slowness()
-    print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3), "slow": round(slow, 2)}))
-    assert opened - closed <= 0.05 * slow
+    print(json.dumps({"open": round(opened, 3), "closed": round(closed, 3)}))
+    assert opened - closed <= 0.05
 
 
 def test_two_hundred_turns_open_in_a_second(browser: Browser, tmp_path: Path) -> None:

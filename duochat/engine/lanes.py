@@ -9,10 +9,11 @@ common prefix, and can be left at any point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -125,28 +126,34 @@ class Drafter(Protocol):
         repeats: int = 8,
         before: Callable[[], object] = lambda: None,
     ) -> dict[int, float]:
-        """Median seconds of an `expand` by size: so many branches grow by a token each. Clears the cache.
+        """Median seconds of an `expand` by size: so many branches grow by a token each. The sizes take turns, so that
+        other work on the machine meets all of them alike. Clears the cache.
 
         before: called before every other one, in the drafter's thread. Where that reads as much memory as a forward of
         a target with the same cores, one finds its weights displaced, and the next most of them back: as in turns.
         """
         self.set_threads(threads)
-        growth = lambda size: median(self._growth(size, context_length, repeats, before))  # noqa: E731
-        return self.thread.submit(lambda: {size: growth(size) for size in sizes}).result()
+        return self.thread.submit(self._growth, list(sizes), context_length, repeats, before).result()
 
-    def _growth(self, size: int, context_length: int, repeats: int, before: Callable[[], object]) -> Iterator[float]:
+    def _growth(
+        self, sizes: Sequence[int], context_length: int, repeats: int, before: Callable[[], object]
+    ) -> dict[int, float]:
         from duochat.engine.tree import Node
 
-        context = self._pretended(context_length)
+        context, tokens = self._pretended(context_length), count()
         root = Node(context[-1], None, context_length - 1)
-        nodes = [Node(token, root, context_length) for token in range(size)]
+        ends = {size: [Node(next(tokens), root, context_length) for _ in range(size)] for size in sizes}
+        taken: dict[int, list[float]] = {size: [] for size in sizes}
         self.forget()
-        self._seconds(context, nodes)
-        for i in range(repeats):
-            nodes = [Node(node.token, node, node.position + 1) for node in nodes]
-            if i % 2 == 0:
-                before()
-            yield self._seconds(context, nodes)
+        for size in sizes:
+            self._seconds(context, ends[size])
+        for turn in range(repeats):
+            for size in sizes:
+                ends[size] = [Node(node.token, node, node.position + 1) for node in ends[size]]
+                if turn % 2 == 0:
+                    before()
+                taken[size].append(self._seconds(context, ends[size]))
+        return {size: median(seconds) for size, seconds in taken.items()}
 
     def measure_reading(self, threads: Iterable[int], length: int = 258) -> dict[int, float]:
         """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""
@@ -240,7 +247,7 @@ class Target(Protocol):
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
         out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's trees
-        do. One row is timed by itself, as plain decoding runs: llama.cpp launches a forward as wide as the one before
+        do. One row is timed by itself too, as plain decoding runs, and the better time is its: llama.cpp launches a forward as wide as the one before
         as one graph, and of a CPU's caches each forward displaces what the next one of its kind would find.
 
         Clears the cache.
@@ -265,7 +272,8 @@ class Target(Protocol):
             return dict(zip(fitting, map(median, zip(*turns[1:], strict=True)), strict=True))  # the first one warms up
 
         taken(1)
-        return again(fitting) | again([1] if 1 in fitting else [])
+        in_turn = again(fitting)
+        return in_turn | {1: min(in_turn[1], again([1])[1])} if 1 in in_turn else in_turn
 
     def describe(self) -> dict[str, Any]:
         """What a report says of this lane: `target_backend`, `target_device`, `target_dtype`, its size, …

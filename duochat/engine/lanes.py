@@ -247,8 +247,9 @@ class Target(Protocol):
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
         """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
         out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's trees
-        do. One row is timed by itself too, as plain decoding runs, and the better time is its: llama.cpp launches a forward as wide as the one before
-        as one graph, and of a CPU's caches each forward displaces what the next one of its kind would find.
+        do. One row is timed by itself too, as plain decoding runs, and the better time is its: llama.cpp launches a
+        forward as wide as the one before as one graph, and of a CPU's caches each forward displaces what the next one
+        of its kind would find.
 
         Clears the cache.
         """

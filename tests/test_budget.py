@@ -20,7 +20,7 @@ class Target:
     def __init__(self) -> None:
         self.calls = 0
 
-    def measure(self, widths, context):
+    def measure(self, widths, context, repeats=5):
         self.calls += 1
         return dict.fromkeys(widths, 0.005)
 
@@ -36,8 +36,16 @@ class OnCpu(Target):
     def set_threads(self, threads, reading=0):
         self.now = threads
 
-    def measure(self, widths, context):
+    def measure(self, widths, context, repeats=5):
         return {width: seconds / self.now for width, seconds in super().measure(widths, context).items()}
+
+
+class Disturbed(OnCpu):
+    """Half as quick at first: more work than ours on the machine."""
+
+    def measure(self, widths, context, repeats=5):
+        found = super().measure(widths, context)
+        return {width: seconds * (2 if self.calls < 5 else 1) for width, seconds in found.items()}
 
 
 class Draft:
@@ -100,6 +108,13 @@ def test_on_a_cpu_both_ways_to_share_the_cores_are_measured():
     assert (costs.target_threads, costs.at_once.target_threads) == (1, 1)
 
 
+def test_a_disturbance_does_not_decide_between_numbers_of_threads():
+    target = Disturbed()
+    costs = measure(target, Draft(target), cores=4)
+    assert target.calls > 5
+    assert (costs.target(1), costs.at_once.target(1)) == (0.005 / 4, 0.005 / 2)
+
+
 def test_lanes_take_turns_where_that_gives_more():
     """Two cores: a forward of one is slower by more than drafting beside it brings. Many: one core less is nothing."""
 
@@ -109,7 +124,8 @@ def test_lanes_take_turns_where_that_gives_more():
         )
 
     assert in_turns(made(10e-3, 18e-3))
-    assert not in_turns(made(10e-3, 11e-3))
+    assert in_turns(made(10e-3, 11.5e-3)), "half of the outcomes are not foreseen"
+    assert not in_turns(made(10e-3, 10e-3))
 
 
 def test_a_thread_that_brings_a_tenth_is_left_to_others():

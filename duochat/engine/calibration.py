@@ -27,6 +27,7 @@ CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 LONG = 1536  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
+TURNS = 3  # of the target with one number of threads and another
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
 MOST_READ = 1 << 28  # bytes: more than caches hold
@@ -111,25 +112,40 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
     read = np.ones(min(target.describe().get("target_weight_bytes", 0), MOST_READ) // 8).sum
     sweep = {n: draft.measure((1,), n, before=read)[1] for n in {*thread_counts(cores), cores}}
-
-    def divided(draft_threads: int, target_threads: int, forwards: Curve, at_once: Costs | None = None) -> Costs:
-        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads, before=read))
-        more = {"sweep": sweep, "shared": True, "target_threads": target_threads, "at_once": at_once}
-        return Costs(forwards, batches, threads=draft_threads, reading=cores, **more)
-
     few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
     others = max(1, min(most, cores - few))
-    target.set_threads(others, most)
-    seconds = target.measure(CPU_WIDTHS, MEASURED)
-    growth = {width: more * seconds[width] / forwards.seconds[width] for width, more in forwards.growth.items()}
-    at_once = divided(few, others, Curve(seconds, growth))
-    return divided(fewest(sweep), most, forwards, at_once)
+
+    def divided(draft_threads: int, target_threads: int, at_once: Costs | None = None) -> Costs:
+        batches = Curve(draft.measure((1, 2, 4, 8), draft_threads, before=read))
+        more = {"sweep": sweep, "shared": True, "target_threads": target_threads, "at_once": at_once}
+        return Costs(curves[target_threads], batches, threads=draft_threads, reading=cores, **more)
+
+    curves = _with_threads(target, {most, others}, most, forwards)
+    return divided(fewest(sweep), most, divided(few, others))
 
 
-def in_turns(costs: Costs, acceptance: float = 0.7) -> bool:
-    """Whether the best chain gives more tokens per second when each lane has all cores for a while."""
-    best = lambda c, delay: max(c.rate(acceptance, n, delay) for n in range(1, 9))  # noqa: E731
-    return best(costs, 1.0) > best(costs.at_once, costs.at_once.contention)
+def _with_threads(target: Target, counts: Iterable[int], most: int, alone: Curve) -> dict[int, Curve]:
+    """Its curve with each of these numbers of threads. They take turns too: it is between them that is to be chosen.
+
+    alone: with most of them, over contexts of two lengths.
+    """
+    found: dict[int, list[dict[int, float]]] = {n: [] for n in counts}
+    for _ in range(TURNS):
+        for n, times in found.items():
+            target.set_threads(n, most)
+            times.append(target.measure(CPU_WIDTHS, MEASURED, repeats=2))
+    best = {n: {width: min(t[width] for t in times) for width in times[0]} for n, times in found.items()}
+    growing = lambda s: {width: more * s[width] / alone.seconds[width] for width, more in alone.growth.items()}  # noqa: E731
+    return {n: Curve(seconds, growing(seconds)) for n, seconds in best.items()}
+
+
+def in_turns(costs: Costs, acceptance: float = 0.7, hits: float = 0.5) -> bool:
+    """Whether the best chain gives more tokens per second when each lane has all cores for a while.
+
+    acceptance, hits: of a usual draft and its tree.
+    """
+    alternating = max(costs.rate(acceptance, n, 1.0) for n in range(1, 9))
+    return alternating > costs.at_once.overlapped(acceptance, hits)
 
 
 class Alternating(Schedule):

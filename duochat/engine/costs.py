@@ -233,20 +233,27 @@ class Costs:
         a = _rate(acceptance)
         return (1 - a ** (length + 1)) / (1 - a) / (length * delay * self.draft(1) + self.target(length + 1))
 
+    def _cycle(self, acceptance: float, length: int, hits: float = 0.0) -> float:
+        """Seconds in which chains of this length that are drafted beside forwards give 1/(1 - a) tokens.
+
+        A round that rejects is followed by one with nothing pending (one token), but for the `hits`, in which the
+        outcome was foreseen; that one, by a pending chain with chance a. The other tokens come in wide forwards.
+        """
+        a, delay = _rate(acceptance), self.contention * length * self.draft(1)
+        wide = (a + hits * (1 - a)) / (1 - a ** (length + 1))
+        return (1 - hits) * (self.target(1) + delay) + wide * (self.target(length + 1) + delay)
+
     def chain_length(self, acceptance: float) -> int:
         """The pending chain that gives the most tokens per second when it is drafted beside a forward; γ* at most.
 
-        A round that rejects is followed by one with nothing pending (one token); that one, by a pending chain with
-        chance a. So a cycle gives 1/(1 - a) tokens for any length n, in one narrow and a/(1 - a^(n+1)) wide forwards.
-        Where wide forwards cost no more and drafting delays none, n = γ* as in the paper; on a CPU both cost.
+        Where wide forwards cost no more and drafting delays none, it is γ* as in the paper; on a CPU both cost.
         """
-        a = _rate(acceptance)
+        return min(range(1, max(1, round(self.budget)) + 1), key=lambda n: self._cycle(acceptance, n))
 
-        def seconds(n: int) -> float:
-            delay = self.contention * n * self.draft(1)
-            return self.target(1) + delay + a / (1 - a ** (n + 1)) * (self.target(n + 1) + delay)
-
-        return min(range(1, max(1, round(self.budget)) + 1), key=seconds)
+    def overlapped(self, acceptance: float, hits: float) -> float:
+        """Tokens per second of the best such chain; `rate` is of lanes that take turns."""
+        lengths = range(1, max(1, round(self.budget)) + 1)
+        return 1 / (1 - _rate(acceptance)) / min(self._cycle(acceptance, n, hits) for n in lengths)
 
     @property
     def drifted(self) -> bool:

@@ -14,7 +14,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,6 +46,11 @@ def common(held: list[int], context: Sequence[int]) -> int:
         return len(held)
     pairs = enumerate(zip(held, context, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(held), len(context)))
+
+
+def undisturbed(seconds: Sequence[float]) -> float:
+    """What it takes by itself, of several timings: the second best, since other work on the machine only adds."""
+    return sorted(seconds)[:2][-1]
 
 
 def children(tree: Sequence[Edge]) -> list[list[int]]:
@@ -123,14 +127,15 @@ class Drafter(Protocol):
         sizes: Iterable[int],
         threads: int,
         context_length: int = 128,
-        repeats: int = 8,
+        repeats: int = 5,
         before: Callable[[], object] = lambda: None,
     ) -> dict[int, float]:
-        """Median seconds of an `expand` by size: so many branches grow by a token each. The sizes take turns, so that
-        other work on the machine meets all of them alike. Clears the cache.
+        """Seconds of an `expand` by size, `undisturbed`: so many branches grow by a token each. The sizes take turns,
+        so that other work on the machine meets all of them alike. Clears the cache.
 
-        before: called before every other one, in the drafter's thread. Where that reads as much memory as a forward of
-        a target with the same cores, one finds its weights displaced, and the next most of them back: as in turns.
+        before: called before every two of a size, in the drafter's thread. Where that reads as much memory as a
+        forward of a target with the same cores, the first finds its weights displaced and the second most of them back,
+        as in turns: their mean counts.
         """
         self.set_threads(threads)
         return self.thread.submit(self._growth, list(sizes), context_length, repeats, before).result()
@@ -144,16 +149,19 @@ class Drafter(Protocol):
         root = Node(context[-1], None, context_length - 1)
         ends = {size: [Node(next(tokens), root, context_length) for _ in range(size)] for size in sizes}
         taken: dict[int, list[float]] = {size: [] for size in sizes}
+
+        def grow(size: int) -> float:
+            ends[size] = [Node(node.token, node, node.position + 1) for node in ends[size]]
+            return self._seconds(context, ends[size])
+
         self.forget()
         for size in sizes:
             self._seconds(context, ends[size])
-        for turn in range(repeats):
+        for _ in range(repeats):
             for size in sizes:
-                ends[size] = [Node(node.token, node, node.position + 1) for node in ends[size]]
-                if turn % 2 == 0:
-                    before()
-                taken[size].append(self._seconds(context, ends[size]))
-        return {size: median(seconds) for size, seconds in taken.items()}
+                before()
+                taken[size].append((grow(size) + grow(size)) / 2)
+        return {size: undisturbed(seconds) for size, seconds in taken.items()}
 
     def measure_reading(self, threads: Iterable[int], length: int = 258) -> dict[int, float]:
         """Seconds to read a prompt of so many tokens, the better of two, by the number of threads. Clears the cache."""
@@ -245,10 +253,10 @@ class Target(Protocol):
         """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
 
     def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
-        """Median seconds of a forward by rows, over so many cached tokens, or as many as fit; too wide ones are left
-        out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's trees
-        do. One row is timed by itself too, as plain decoding runs, and the better time is its: llama.cpp launches a
-        forward as wide as the one before as one graph, and of a CPU's caches each forward displaces what the next one
+        """Seconds of a forward by rows, `undisturbed`, over so many cached tokens, or as many as fit; too wide ones are
+        left out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's
+        trees do. One row is timed by itself too, as plain decoding runs, and the better time is its: llama.cpp launches
+        a forward as wide as the one before as one graph, and of a CPU's caches each forward displaces what the next one
         of its kind would find.
 
         Clears the cache.
@@ -266,11 +274,12 @@ class Target(Protocol):
             return perf_counter() - begun
 
         def again(fitting: Sequence[int]) -> dict[int, float]:
-            turns = []
+            turns: dict[int, list[float]] = {width: [] for width in fitting}
             for _ in range(repeats + 1):
                 held.append(len(held) % self.vocabulary)
-                turns.append([taken(width) for width in fitting])
-            return dict(zip(fitting, map(median, zip(*turns[1:], strict=True)), strict=True))  # the first one warms up
+                for width in fitting:
+                    turns[width].append(taken(width))
+            return {width: undisturbed(seconds[1:]) for width, seconds in turns.items()}  # the first one warms up
 
         taken(1)
         in_turn = again(fitting)

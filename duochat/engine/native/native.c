@@ -18,7 +18,7 @@ enum { MOST = 8, ROWS = 16, QUANT = 32, TILE = 8, SUMS = 16, TEAM = 64, STEPS = 
    sums side by side; threads, and steps of their barrier */
 
 #ifndef SPIN
-#define SPIN 2e-4 /* seconds that a thread waits awake: between two batches of a busy lane passes less */
+#define SPIN 1e-3 /* seconds that a thread waits awake: between two batches of a busy lane passes less */
 #endif
 
 #ifndef PIECE

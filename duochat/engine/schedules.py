@@ -6,6 +6,7 @@ lane; `patience` and `settling` say how long the GPU lane waits for a draft befo
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -302,16 +303,22 @@ class Best(Schedule):
         return math.inf if worth and self.turns else worth
 
     def _worth_waiting(self, tree: Tree, nodes: list[Node]) -> float:
-        """The seconds in which plain decoding gives what these nodes bring; 0 when they take longer.
+        """The seconds that this batch may take, in which plain decoding gives what its nodes bring; 0 when they do not
+        pay, together with the likeliest below them.
 
         A decoded node brings one token when the target reaches it and accepts what the draft puts after it, and widens
-        the forward by a row; where there is room for no more, nothing.
+        the forward by a row. Where the first further row costs the most, only several pay.
         """
-        if (rows := len(self.pending(tree)) + 1) > self._most:
-            return 0.0
-        row = self.rate * max(0.0, self.costs.target(rows + 1) - self.costs.target(rows))
-        gain = sum(max(0.0, node.reach * tree.promise - row) for node in nodes)
-        return gain / self.rate if gain > self.rate * self.costs.draft(len(nodes)) else 0.0
+        rows, gain, worth = len(self.pending(tree)) + 1, 0.0, 0.0
+        bring = [-node.reach * tree.promise for node in nodes]  # the next node of each, as a heap
+        own, here, one = -sum(bring) / self.rate, self.costs.target(rows), self.costs.draft(1)
+        for more in range(1, self._most - rows + 2):
+            if not bring or -bring[0] < self.rate * one:
+                break
+            gain -= heapq.heapreplace(bring, bring[0] * tree.promise)
+            later = max(0, more - len(nodes)) * one
+            worth = max(worth, gain / self.rate - max(0.0, self.costs.target(rows + more) - here) - later)
+        return min(own, worth) if worth > self.costs.draft(len(nodes)) else 0.0
 
     def observe(self, r: Round) -> None:
         super().observe(r)

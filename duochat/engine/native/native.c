@@ -13,9 +13,9 @@
 #include <time.h>
 #include "../choosing.c"
 
-enum { MOST = 8, ROWS = 16, QUANT = 32, TILE = 8, SUMS = 16, TEAM = 64, STEPS = 6 };
-/* nodes of a pass; rows of a group; inputs that share a scale; queries that share a reading of the cache, and their
-   sums side by side; threads, and steps of their barrier */
+enum { MOST = 8, ROWS = 16, QUANT = 32, TILE = 8, TEAM = 64, STEPS = 6 };
+/* nodes of a pass; rows of a group; inputs that share a scale; queries that share a reading of the cache; threads,
+   and steps of their barrier */
 
 #ifndef SPIN
 #define SPIN 1e-3 /* seconds that a thread waits awake: between two batches of a busy lane passes less */
@@ -441,37 +441,17 @@ static void project(Lane *m, int self, int layer) {
     }
 }
 
-/* Of `wide` blocks of cells from the b-th: score[i] += the keys times query[i]. So many sums side by side as keep a core
-   busy, for each has to wait for itself; and each in the order of a head's numbers. */
-INLINE void compare(const Lane *m, int layer, int group, int b, float **query, float **score, int n, int wide) {
-    const half *keys[SUMS];
-    UNROLL for (int k = 0; k < wide; k++) keys[k] = block_of(m, m->keys, layer, group, m->blocks[b + k]);
+/* out[i][16] += sum over r of factor[i][r] * h[r][16]: for keys, a score of 16 cells; for values, 16 numbers of a head.
+   A block is read from end to end, for a long cache comes from memory. */
+INLINE void combine(const half *h, int count, float **factor, float **out, int n) {
     for (int lane = 0; lane < ROWS; lane += LANES) {
-        Floats sum[SUMS], key[SUMS];
-        UNROLL for (int j = 0; j < n * wide; j++) sum[j] = *(Floats *)(score[j % n] + ROWS * (b + j / n) + lane);
-        for (int row = 0; row < m->shape.head; row++) {
-            UNROLL for (int k = 0; k < wide; k++) key[k] = halves(keys[k] + ROWS * row + lane);
-            UNROLL for (int j = 0; j < n * wide; j++) sum[j] += key[j / n] * query[j % n][row];
+        Floats sum[TILE];
+        UNROLL for (int i = 0; i < n; i++) sum[i] = *(Floats *)(out[i] + lane);
+        for (int r = 0; r < count; r++) {
+            Floats row = halves(h + ROWS * r + lane);
+            UNROLL for (int i = 0; i < n; i++) sum[i] += row * factor[i][r];
         }
-        UNROLL for (int j = 0; j < n * wide; j++) *(Floats *)(score[j % n] + ROWS * (b + j / n) + lane) = sum[j];
-    }
-}
-
-/* out[i] = the values of all cells times score[i], divided by its sum: `wide` times 16 numbers of a head from `row`. */
-INLINE void blend(const Lane *m, int layer, int group, int row, float **score, const float *all, float **out, int n,
-                  int wide) {
-    for (int lane = 0; lane < ROWS; lane += LANES) {
-        Floats sum[SUMS], value[SUMS];
-        UNROLL for (int j = 0; j < n * wide; j++) sum[j] = (Floats){0};
-        for (int b = 0; b < m->used; b++) {
-            const half *values = block_of(m, m->values, layer, group, m->blocks[b]) + row * ROWS + lane;
-            for (int c = 0; c < ROWS; c++) {
-                UNROLL for (int k = 0; k < wide; k++) value[k] = halves(values + ROWS * (ROWS * k + c));
-                UNROLL for (int j = 0; j < n * wide; j++) sum[j] += value[j / n] * score[j % n][ROWS * b + c];
-            }
-        }
-        UNROLL for (int j = 0; j < n * wide; j++)
-            *(Floats *)(out[j % n] + row + ROWS * (j / n) + lane) = sum[j] / all[j % n];
+        UNROLL for (int i = 0; i < n; i++) *(Floats *)(out[i] + lane) = sum[i];
     }
 }
 
@@ -491,8 +471,8 @@ INLINE void soften(float **score, int cells, float scale, float *sum, int n) {
    below. */
 INLINE void attend_some(Lane *m, float *scores, int layer, int group, int first, int n) {
     const Shape *s = &m->shape;
-    const int each = s->heads / s->groups, wide = n == 1 ? 8 : n < 4 ? 4 : n == 4 ? 2 : 1;
-    float *query[TILE], *score[TILE], *out[TILE], all[TILE];
+    const int each = s->heads / s->groups;
+    float *query[TILE], *score[TILE], *out[TILE], *from[TILE], *to[TILE], all[TILE];
     for (int i = 0; i < n; i++) {
         const int t = (first + i) / each, at = (t * s->heads + group * each + (first + i) % each) * s->head;
         const uint16_t *seen = m->seen + t * (s->cells / ROWS);
@@ -500,13 +480,19 @@ INLINE void attend_some(Lane *m, float *scores, int layer, int group, int first,
         for (int b = 0; b < m->used; b++)
             for (int c = 0; c < ROWS; c++) score[i][ROWS * b + c] = seen[m->blocks[b]] >> c & 1 ? 0 : -1e9f;
     }
-    int b = 0, row = 0;
-    for (; b + wide <= m->used; b += wide) compare(m, layer, group, b, query, score, n, wide);
-    for (; b < m->used; b++) compare(m, layer, group, b, query, score, n, 1);
+    for (int b = 0; b < m->used; b++) {
+        for (int i = 0; i < n; i++) to[i] = score[i] + ROWS * b;
+        combine(block_of(m, m->keys, layer, group, m->blocks[b]), s->head, query, to, n);
+    }
     soften(score, ROWS * m->used, 1 / sqrtf(s->head), all, n);
-    const int parts = wide < 4 ? wide : 4;
-    for (; row + ROWS * parts <= s->head; row += ROWS * parts) blend(m, layer, group, row, score, all, out, n, parts);
-    for (; row < s->head; row += ROWS) blend(m, layer, group, row, score, all, out, n, 1);
+    for (int i = 0; i < n; i++) memset(out[i], 0, s->head * sizeof(float));
+    for (int b = 0; b < m->used; b++)
+        for (int row = 0; row < s->head; row += ROWS) {
+            for (int i = 0; i < n; i++) from[i] = score[i] + ROWS * b, to[i] = out[i] + row;
+            combine(block_of(m, m->values, layer, group, m->blocks[b]) + row * ROWS, ROWS, from, to, n);
+        }
+    for (int i = 0; i < n; i++)
+        for (int row = 0; row < s->head; row++) out[i][row] /= all[i];
 }
 
 /* A unit is a group's heads of some nodes: of more than one where that leaves work for all threads. */

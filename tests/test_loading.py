@@ -15,7 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from duochat import DuoChatError, config
 from duochat.chat.chat import Options
 from duochat.chat.loading import load_chat
+from duochat.engine import engine as engine_module
 from duochat.engine.decoding import DECODERS
+from duochat.engine.engine import Engine
 from duochat.engine.pytorch import TorchTarget
 from duochat.engine.sampling import Sampling
 from duochat.models import gguf, tokenizer
@@ -186,6 +188,21 @@ def test_the_tokenizers_end_token_ends_an_answer_too(tmp_path, monkeypatch, name
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": named}))
     settings = config.load(target=str(path), draft=str(draft), context_length=128, device="cpu")
     assert load_chat(settings, lambda *_: None).engine.eos == ends
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+def test_what_other_code_has_measured_is_measured_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("DUOCHAT_CACHE", str(tmp_path / "cache"))
+    settings = config.load(target=str(toy.write_gguf(tmp_path / "a.gguf")), draft=str(tmp_path / "a.gguf"))
+    measured = lambda: len(list((tmp_path / "cache" / "calibration").iterdir()))  # noqa: E731
+    for _ in range(2):
+        Engine.load(settings)
+    assert measured() == 1
+    monkeypatch.setattr(engine_module, "code", lambda: "changed")
+    Engine.load(settings)
+    assert measured() == 2
 
 
 # ---------------------------------------------------------------- positions

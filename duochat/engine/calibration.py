@@ -126,11 +126,12 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
 
 def _with_threads(target: Target, counts: Iterable[int], most: int, alone: Curve) -> dict[int, Curve]:
     """Its curve with each of these numbers of threads. They take turns too: it is between them that is to be chosen.
+    Of slow forwards none is as short as a disturbance.
 
     alone: with most of them, over contexts of two lengths.
     """
     found: dict[int, list[dict[int, float]]] = {n: [] for n in counts}
-    for _ in range(TURNS):
+    for _ in range(1 if alone.seconds[1] > SLOW else TURNS):
         for n, times in found.items():
             target.set_threads(n, most)
             times.append(target.measure(CPU_WIDTHS, MEASURED, repeats=2))

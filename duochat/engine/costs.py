@@ -236,8 +236,8 @@ class Costs:
     def _cycle(self, acceptance: float, length: int, hits: float = 0.0) -> float:
         """Seconds in which chains of this length that are drafted beside forwards give 1/(1 - a) tokens.
 
-        A round that rejects is followed by one with nothing pending (one token), but for the `hits`, in which the
-        outcome was foreseen; that one, by a pending chain with chance a. The other tokens come in wide forwards.
+        A round that rejects is followed by one with nothing pending, which gives a token, but for the share `hits`, in
+        which the outcome was foreseen. All other tokens come in wide forwards, as many as that takes.
         """
         a, delay = _rate(acceptance), self.contention * length * self.draft(1)
         wide = (a + hits * (1 - a)) / (1 - a ** (length + 1))

@@ -200,7 +200,7 @@ def test_what_other_code_has_measured_is_measured_anew(tmp_path, monkeypatch):
     for _ in range(2):
         Engine.load(settings)
     assert measured() == 1
-    monkeypatch.setattr(engine_module, "code", lambda: "changed")
+    monkeypatch.setattr(engine_module, "measurer", lambda: (1, "here", "changed"))
     Engine.load(settings)
     assert measured() == 2
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from duochat import DuoChatError
 from duochat.config import AUTO, FIELDS, Settings
 from duochat.engine import native
 from duochat.engine.lanes import Drafter, Target
-from duochat.engine.machine import available_cores, code
+from duochat.engine.machine import available_cores, measurer
 from duochat.models.files import Files
 from duochat.models.store import Progress, recalled
 
@@ -52,7 +51,7 @@ def _quicker(
             return None
         return min(lanes, key=lambda name: seconds(lanes[name]))
 
-    about = (*asked, asked[0].stat().st_mtime_ns, own.describe(), available_cores(), platform.node(), code())
+    about = (*asked, asked[0].stat().st_mtime_ns, own.describe(), measurer())
     quicker = recalled(role, about, measured) or "native"
     for name, lane in lanes.items():
         if name != quicker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from duochat.engine.calibration import calibrate
 from duochat.engine.costs import Costs
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Drafter, Target, never
-from duochat.engine.machine import available_cores, code
+from duochat.engine.machine import available_cores, measurer
 from duochat.engine.rounds import Round
 from duochat.engine.tree import Acceptance
 from duochat.models.files import Files, locate
@@ -76,8 +75,7 @@ class Engine:
             return cls(target, None, fault=str(fault))
         progress("Measuring both devices", 0, 0)
         about = [files.target, draft, draft.stat().st_mtime_ns, settings.context_length, settings.draft_threads]
-        about += [settings.draft_vocabulary, target.describe(), drafter.describe()]
-        about += [available_cores(), platform.node(), code()]
+        about += [settings.draft_vocabulary, target.describe(), drafter.describe(), *measurer()]
         name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         return cls(target, drafter, store=cache_dir() / "calibration" / f"{name}.json")
 

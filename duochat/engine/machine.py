@@ -33,9 +33,13 @@ def processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
 
 
+def measurer() -> tuple[int, str, str]:
+    """What a measured time belongs to beside the models: these cores, this machine, and this version of the lanes."""
+    return available_cores(), platform.node(), _code()
+
+
 @cache
-def code() -> str:
-    """Of the lanes: what another version of them has measured is measured anew."""
+def _code() -> str:
     sources = sorted(p for p in Path(__file__).parent.rglob("*") if p.suffix in (".c", ".py"))
     return hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()
 

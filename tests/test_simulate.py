@@ -132,6 +132,14 @@ def test_in_turns_no_more_is_drafted_than_a_forward_takes(budget, monkeypatch):
     assert all(len(r.drafted) <= len(r.pending) + 2 for r in rounds[2:])
 
 
+def test_where_the_first_further_row_costs_most_several_are_waited_for():
+    """No single one pays for it; a chain of which most is accepted does."""
+    costs = replace(Costs.of({1: T, 2: 2 * T, 16: 2 * T}, {1: D / 8, 8: D / 4}), turns=True, shared=True)
+    rounds = play("duotree", recording(right=lambda i: i % 8 != 0), costs)
+    assert sum(len(r.tokens) for r in rounds) / len(rounds) > 3
+    assert rounds[-1].ended < 0.8 * play("autoregressive", recording())[-1].ended
+
+
 def test_a_draft_that_costs_a_forward_is_never_asked_in_turns():
     costs = replace(Costs.of({1: T, 2: 1.4 * T, 64: 20 * T}, {1: 0.6 * T}), turns=True, shared=True)
     rounds = play("duotree", recording(), costs)

@@ -363,21 +363,6 @@ def test_the_draft_is_told_to_begin_after_the_target():
     assert log[0].startswith("begin")
 
 
-def test_a_round_is_told_before_the_target_waits_for_a_draft():
-    log = []
-
-    class Slow(FakeDrafter):
-        def expand(self, *asked):
-            time.sleep(0.02)
-            log.append("draft")
-            return super().expand(*asked)
-
-    for r in decode(PROMPT, Request(decoder="speculative", max_tokens=20), Ahead(log), Slow("wrong"), costs()):
-        log.append(f"told {r.index}")
-    waits = [i for i, entry in enumerate(log) if entry.startswith("wait")]
-    assert all(log[i + 1].startswith("told") for i in waits), log
-
-
 def test_what_was_said_before_a_fault_is_told():
     log, said = [], []
 

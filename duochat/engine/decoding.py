@@ -60,11 +60,10 @@ def decode(
         lane = TargetLane(target, drafting, stop, cancelled)
         try:
             while stop.finish is None:
-                resting = lane.index == 1 or lane.rests()
-                if resting:  # the first token comes at once, and a wait is a good time to tell
+                if lane.index == 1:  # the first token comes at once
                     yield from lane.tell()
-                forward = lane.begin(progress, resting)
-                yield from lane.tell()  # while a device of its own is at work
+                forward = lane.begin(progress)
+                yield from lane.tell()  # while a device of its own is at work: a draft would wait for the interpreter
                 lane.commit(forward)
         except Exception as fault:
             yield from lane.tell()
@@ -122,17 +121,11 @@ class TargetLane:
         self.index = 0  # of the round
         self.news: Callable[[], Round] | None = None  # the record of the last round, until it is told
 
-    def rests(self) -> bool:
-        """Whether the next forward has to wait for a draft."""
-        with self.drafting.changed:
-            return self.state.patience(self.state.schedule.patience) > 0
-
-    def begin(self, progress: Callable[[int, int], None] | None, resting: bool = True) -> Forward:
-        """Wait for a draft if it `rests`, choose what to verify, and send it to the device."""
+    def begin(self, progress: Callable[[int, int], None] | None) -> Forward:
+        """Wait for a draft if that is worth it, choose what to verify, and send it to the device."""
         drafting, state = self.drafting, self.state
         with drafting.changed:
-            if resting:
-                drafting.wait(state.schedule.patience, self.cancelled)
+            drafting.wait(state.schedule.patience, self.cancelled)
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()

@@ -223,6 +223,7 @@ class Best(Schedule):
         self.lookup = Lookup()
         self._promises: deque[float] = deque()  # tokens expected of forwards whose rounds are not told yet
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
+        self._batch: tuple[int, list[Node]] | None = None  # and what to decode next
         self.gain = max(1.0, self.watch.speedup) if self.watch.window else 1.5  # over plain decoding lately
         self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
 
@@ -246,14 +247,20 @@ class Best(Schedule):
         if self.reason or self.reading or (self.turns and verifying):
             return []
         nodes = self._likeliest(tree)
-        return nodes if not self.turns or self._worth_waiting(tree, nodes) else []
+        return [*nodes] if not self.turns or self._worth_waiting(tree, nodes) else []
 
     def _likeliest(self, tree: Tree) -> list[Node]:
-        """The batch that gathers the most reach per second."""
-        smallest = self._smallest
-        nodes = [n for n in tree.frontier(self.BATCHES[-1]) if n.reach >= smallest]
-        sizes = [n for n in self.BATCHES if n <= len(nodes)]
-        return nodes[: max(sizes, key=lambda n: sum(node.reach for node in nodes[:n]) / self.costs.draft(n), default=0)]
+        """The batch that gathers the most reach per second. Both lanes ask for it."""
+        if self._batch is None or self._batch[0] != tree.version:
+            nodes, smallest, reach, best = tree.frontier(self.BATCHES[-1]), self._smallest, 0.0, (0.0, 0)
+            for n, node in enumerate(nodes, 1):
+                if node.reach < smallest:
+                    break
+                reach += node.reach
+                if n in self.BATCHES:
+                    best = max(best, (reach / self.costs.draft(n), n))
+            self._batch = tree.version, nodes[: best[1]]
+        return self._batch[1]
 
     @property
     def _smallest(self) -> float:
@@ -322,7 +329,7 @@ class Best(Schedule):
 
     def observe(self, r: Round) -> None:
         super().observe(r)
-        self._chosen = None
+        self._chosen = self._batch = None
         self.reason = self.watch.observe(r, self._promises.popleft()) or self._vain()
         if self.watch.window:
             self.gain = max(1.0, self.watch.speedup)

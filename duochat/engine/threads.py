@@ -25,22 +25,23 @@ class Threads:
         self.all = self.now = every
         self.slower = {n: seconds / sweep[every] for n, seconds in sweep.items()} if every in sweep else {}
         self.ratios: deque[float] = deque(maxlen=self.TRIAL)
-        self.left = {"fewer": 0, "all": self.AGAIN}
+        self.batches = 0
+        self.due = {"fewer": 0, "all": self.AGAIN}  # from which batch on
         self.before: tuple[int, float] | None = None  # threads and ratio that those on trial have to beat
 
     def observe(self, ratio: float) -> int:
         """Count a batch; returns the number of threads to go on with when that changes, else 0."""
         self.ratios.append(ratio)
-        self.left = {way: left - 1 for way, left in self.left.items()}
+        self.batches += 1
         if len(self.ratios) < self.TRIAL:
             return 0
         found = median(self.ratios)
         if self.before:
             return self._judge(found)
         stalled = found > self.STALLED * self.slower.get(self.now, 1.0)
-        if self.now > 1 and stalled and self.left["fewer"] <= 0:
+        if self.now > 1 and stalled and self.batches >= self.due["fewer"]:
             return self._try(self.now // 2, found)
-        if self.now < self.all and self.left["all"] <= 0:
+        if self.now < self.all and self.batches >= self.due["all"]:
             return self._try(self.all, found)
         return 0
 
@@ -53,9 +54,9 @@ class Threads:
         way = "all" if self.now > others else "fewer"
         better = found < ratio or (found == ratio and way == "all")
         if better:
-            self.left = {"fewer": 0, "all": max(self.left["all"], self.AGAIN)}
+            self.due = {"fewer": 0, "all": max(self.due["all"], self.batches + self.AGAIN)}
             return 0
-        self.left[way] = max(self.AGAIN, round(self.TRIAL * (found / ratio - 1) / self.VAIN))
+        self.due[way] = self.batches + max(self.AGAIN, round(self.TRIAL * (found / ratio - 1) / self.VAIN))
         return self._use(others)
 
     def _use(self, threads: int) -> int:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
+from duochat.engine.choosing import Choice
 from duochat.engine.lanes import Cancelled, Candidates, Drafter
 from duochat.engine.penalties import Changes, changes, path
 from duochat.engine.sampling import Sampling
@@ -47,6 +48,7 @@ class TreeDrafter(Drafter):
         self._model, self._cache = model, cache
         self._asked: Sampling | None = None  # of the candidates that the cache's entries hold ...
         self._sampling = Sampling()  # ... and as a draft has it
+        self._choice = Choice.of(self._sampling, self.candidates)
 
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """See `Drafter.set_threads`."""
@@ -76,6 +78,7 @@ class TreeDrafter(Drafter):
         anew = sampling is not self._asked and sampling != self._asked
         if sampling is not self._asked:
             self._asked, self._sampling = sampling, replace(sampling, top_p=1 - (1 - sampling.top_p) / LOOSER)
+            self._choice = Choice.of(self._sampling, self.candidates)
         try:
             entries, seconds = self._expand(context, nodes, cancelled, anew)
         except Full:

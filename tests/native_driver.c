@@ -23,10 +23,10 @@ static Tensor tensor(int type, int rows, int cols) {
 
 static void *interrupt(void *lane) {
     for (int i = 0; i < 1000; i++) {
-        stop(lane, 1);
+        *stop(lane) = 1;
         const double until = now() + 1e-5 * (i % 7);
         while (now() < until) rest();
-        stop(lane, 0);
+        *stop(lane) = 0;
         sched_yield();
     }
     return NULL;
@@ -45,7 +45,7 @@ static void decode(Lane *m, int most, const Choice *choice, int *cells, int said
         const int token = below(VOCABULARY), wanted = below(4) > 0;
         nodes[i] = (Node){token, depth, seen, parent, wanted};
     }
-    *cells += run(m, threads, nodes, size, choice, NULL, tokens, probs, found, &seconds);
+    *cells += run(m, threads, below(2), nodes, size, choice, NULL, tokens, probs, found, &seconds);
     for (int i = 0, row = 0; said && i < size; i++)
         if (nodes[i].wanted) printf("%d %.4f\n", tokens[row * choice->count], probs[row * choice->count]), row++;
 }

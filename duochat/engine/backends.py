@@ -27,7 +27,8 @@ def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
 
     threads = 1 if settings.draft_threads == AUTO else settings.draft_threads
     asked = (path, min(settings.context_length, target.context_length), threads, settings.draft_vocabulary)
-    own, load = native.load(*asked), partial(LlamaDrafter, *asked)
+    cores = 0 if target.shares_cores else available_cores() - 1
+    own, load = native.load(*asked, cores), partial(LlamaDrafter, *asked)
     seconds = lambda drafter: drafter.measure((1,), threads)[1]  # noqa: E731
     drafter = _quicker("drafter", asked, own, load, seconds) if own else load()
     if target.shares_cores:

@@ -18,12 +18,15 @@ from duochat.engine.tree_drafter import CHUNK, TREE_CELLS, TreeDrafter
 SILENT = Choice.of(Sampling(), 1)  # where no candidates are wanted
 
 
-def load(path: Path, context_length: int, threads: int, vocabulary: int | str = "auto") -> NativeDrafter | None:
-    """A drafter of this file; None when it does not fit, see `unfit`. vocabulary: see `duochat.models.trim`.
+def load(
+    path: Path, context_length: int, threads: int, vocabulary: int | str = "auto", cores: int = 0
+) -> NativeDrafter | None:
+    """A drafter of this file; None when it does not fit, see `unfit`. vocabulary: see `duochat.models.trim`; cores: see
+    `Native`.
 
     Raises DuoChatError when the file is missing or broken, or memory is short.
     """
-    return None if unfit(path) else NativeDrafter(path, context_length, threads, vocabulary)
+    return None if unfit(path) else NativeDrafter(path, context_length, threads, vocabulary, cores)
 
 
 class Cells(TreeCache):
@@ -68,10 +71,12 @@ class Cells(TreeCache):
 class NativeDrafter(TreeDrafter):
     """A small draft in a GGUF file, read by native.c."""
 
-    def __init__(self, path: Path, context_length: int, threads: int, vocabulary: int | str = "auto") -> None:
+    def __init__(
+        self, path: Path, context_length: int, threads: int, vocabulary: int | str = "auto", cores: int = 0
+    ) -> None:
         """See `load`; the file must fit."""
         cells = context_length + TREE_CELLS
-        self.path, self._native = path, Native(path, cells, vocabulary)
+        self.path, self._native = path, Native(path, cells, vocabulary, cores=cores)
         super().__init__(self._native, Cells(self._native, cells))
         self.set_threads(threads)
 
@@ -84,9 +89,8 @@ class NativeDrafter(TreeDrafter):
 
         def run(new: list[Entry], rows: list[Entry]) -> None:
             nonlocal seconds
-            told, choice = self._cache.told(new, len(rows)), Choice.of(self._sampling, self.candidates)
-            made = self._changes(context, rows)
-            found, seconds = self._native.decode(told, self._native.threads, choice, made)
+            told, made = self._cache.told(new, len(rows)), self._changes(context, rows)
+            found, seconds = self._native.decode(told, self._native.threads, self._choice, made)
             for entry, candidates in zip(rows, found, strict=True):
                 entry.note = candidates
 

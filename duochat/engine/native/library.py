@@ -57,10 +57,11 @@ def _library() -> ctypes.CDLL | None:
         library.load.restype, library.path.restype = pointer, ctypes.c_char_p
         library.logits.restype = ctypes.POINTER(ctypes.c_float)
         library.load.argtypes = [pointer, pointer, pointer, number]
-        library.run.argtypes = [pointer, number, pointer, number, ctypes.POINTER(Choice), *[pointer] * 5]
-        library.stop.argtypes, library.discard.argtypes = [pointer, number], [pointer]
+        library.run.argtypes = [pointer, number, number, pointer, number, ctypes.POINTER(Choice), *[pointer] * 5]
+        library.stop.argtypes = library.discard.argtypes = [pointer]
         library.logits.argtypes, library.move.argtypes = [pointer, number], [pointer, number, number]
-        library.stop.restype = library.discard.restype = library.move.restype = None
+        library.stop.restype = ctypes.POINTER(ctypes.c_int32)
+        library.discard.restype = library.move.restype = None
     return library
 
 
@@ -131,10 +132,13 @@ def _shape(header: gguf.Header, cells: int) -> _Shape:
 class Native:
     """A loaded model and its cache: `cells` tokens, each of which sees its parent and what that sees."""
 
-    def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto", role: str = "draft") -> None:
+    def __init__(
+        self, path: Path, cells: int, vocabulary: int | str = "auto", role: str = "draft", cores: int = 0
+    ) -> None:
         """vocabulary: how many tokens a draft may propose, see `duochat.models.trim`. The file must fit, see `unfit`.
 
-        role: "draft" or "target", for people. A row is the same to the bit however many nodes are decoded at once.
+        role: "draft" or "target", for people. cores: that nobody else computes on; on one more than there are threads
+        the caller waits, with caches of its own. A row is the same to the bit however many nodes are decoded at once.
         """
         header, self._library = gguf.read(path), _library()
         shape = _shape(header, cells)
@@ -146,7 +150,9 @@ class Native:
         if not self._lane:
             raise DuoChatError(f"The {role} model {path} does not fit into memory: choose a smaller {role}.")
         self.close = weakref.finalize(self, self._library.discard, self._lane)
+        self._stop, self._cores = self._library.stop(self._lane), cores
         self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
+        self._room(MOST * 8)
 
     def _load(self, header: gguf.Header, shape: _Shape, names: np.ndarray | None) -> int | None:
         """native.c's `load`: it keeps nothing of the file but the embedding, which is kept here."""
@@ -170,11 +176,11 @@ class Native:
 
     def interrupt(self) -> None:
         """From any thread: end the running `decode` early, and all later ones until `arm`."""
-        self._library.stop(self._lane, 1)
+        self._stop[0] = 1
 
     def arm(self) -> None:
         """Make ready for an `interrupt` to come; an earlier one is forgotten."""
-        self._library.stop(self._lane, 0)
+        self._stop[0] = 0
 
     def move(self, source: int, target: int) -> None:
         """Let what one cell holds stand in another one too, behind the cell before that."""
@@ -184,7 +190,7 @@ class Native:
     def logits(self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int) -> list[np.ndarray]:
         """Decode at most MOST nodes, as `decode`; the logits of the wanted ones, valid until the next call."""
         wanted = self._tell(nodes)
-        self._library.run(self._lane, threads, self._nodes, len(nodes), *[None] * 5, ctypes.byref(self._choosing))
+        self._library.run(self._lane, threads, 0, self._nodes, len(nodes), *[None] * 5, ctypes.byref(self._choosing))
         rows = (self._library.logits(self._lane, i) for i in range(wanted))
         return [np.ctypeslib.as_array(row, (self.vocabulary,)) for row in rows]
 
@@ -195,6 +201,11 @@ class Native:
             if not 0 <= node[0] < self.vocabulary:
                 raise DuoChatError(UNKNOWN)
         return sum(node[4] for node in nodes)
+
+    def _room(self, candidates: int) -> None:
+        """See that what C answers has room for so many."""
+        self._tokens, self._probs = (ctypes.c_int32 * candidates)(), (ctypes.c_float * candidates)()
+        self._found = (ctypes.c_int32 * candidates)()
 
     def decode(
         self, nodes: Sequence[tuple[int, int, int, int, int]], threads: int, choice: Choice,
@@ -207,14 +218,15 @@ class Native:
         `interrupt`, and DuoChatError for a token that the model does not know.
         """
         wanted, count = self._tell(nodes), choice.count
-        tokens, probs = (ctypes.c_int32 * (wanted * count))(), (ctypes.c_float * (wanted * count))()
-        found = (ctypes.c_int32 * wanted)()
+        if wanted * count > len(self._tokens):
+            self._room(wanted * count)
         if changes is not None:
             changes = changes.among(self._names, self.vocabulary if self._names is None else len(self._names))
             made = _Changes(len(changes.tokens), *(None if part is None else part.ctypes.data for part in changes))
-        out = (tokens, probs, found, ctypes.byref(self._choosing))
+        out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
         told = (self._nodes, len(nodes), choice, changes and ctypes.byref(made), *out)
-        if self._library.run(self._lane, threads, *told) < len(nodes):
+        if self._library.run(self._lane, threads, threads < self._cores, *told) < len(nodes):
             raise Cancelled
-        spans = [(i * count, i * count + found[i]) for i in range(wanted)]
-        return [Candidates(tuple(tokens[a:b]), tuple(probs[a:b])) for a, b in spans], self._choosing.value
+        spans = [(i * count, i * count + found) for i, found in enumerate(self._found[:wanted])]
+        found = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
+        return found, self._choosing.value

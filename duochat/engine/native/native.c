@@ -163,7 +163,7 @@ typedef struct Lane {
     char *free;
     size_t left;
     /* The pass that runs now: */
-    int nodes, wanted, threads, ready, failed; /* ready: threads that have `scores` */
+    int nodes, wanted, threads, ready, failed, cut; /* ready: threads that have `scores`. cut: the last pass was left */
     int token[MOST], cell[MOST], position[MOST], every[MOST], want[MOST];
     float *stream, *queries, *mixed, *logits, *turns, *peak, *weight; /* of each node */
     Block *input, *heard, *hidden; /* what is multiplied: of the stream, of attention, of the feed-forward part */
@@ -191,7 +191,7 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t bell;
     Lane *lane; /* NULL: the team is dismissed */
-    int index;
+    int part;   /* of the pass */
 } Member;
 
 typedef struct {
@@ -240,8 +240,9 @@ static int barrier(Lane *m, int self, unsigned *met) {
     return said & 1;
 }
 
-static void call(Member *t, Lane *m) {
+static void call(Member *t, Lane *m, int part) {
     t->lane = m;
+    t->part = part;
     atomic_fetch_add(&t->called, 1);
     if (!atomic_load(&t->asleep)) return;
     pthread_mutex_lock(&t->lock);
@@ -621,11 +622,10 @@ static int layers(Lane *m, int self, unsigned *met) {
     return 0;
 }
 
-static int pass(Lane *m, int self) {
+static void pass(Lane *m, int self) {
     unsigned met = m->met;
     const int cut = layers(m, self, &met), left = barrier(m, self, &met); /* nobody is in the pass any more */
-    if (self == 0) m->met = met;
-    return cut | left;
+    if (self == 0) m->met = met, m->cut = cut | left;
 }
 
 static void *serve(void *argument) {
@@ -634,7 +634,7 @@ static void *serve(void *argument) {
         await(self, passes);
         Lane *m = self->lane;
         if (!m) return NULL;
-        pass(m, self->index);
+        pass(m, self->part);
         atomic_fetch_sub(&m->inside, 1);
     }
 }
@@ -701,7 +701,7 @@ static pthread_key_t teams;
 static void dismiss(void *argument) {
     Team *team = argument;
     for (int i = 1; i < team->size; i++) {
-        call(team->member[i], NULL);
+        call(team->member[i], NULL, 0);
         pthread_join(team->member[i]->thread, NULL);
         free(team->member[i]);
     }
@@ -723,10 +723,9 @@ static Team *gather(int threads) {
         Member *one = aligned_alloc(64, (sizeof *one + 63) / 64 * 64);
         if (!one) break;
         memset(one, 0, sizeof *one);
-        one->index = team->size;
         pthread_mutex_init(&one->lock, NULL);
         pthread_cond_init(&one->bell, NULL);
-        team->member[one->index] = one;
+        team->member[team->size] = one;
         if (pthread_create(&one->thread, NULL, serve, one)) {
             free(one);
             break; /* it goes on with as many as there are */
@@ -744,17 +743,25 @@ static int equip(Lane *m, int threads) {
     return m->ready < threads ? m->ready : threads;
 }
 
+/* Until no other thread is in the pass. */
+static void await_all(const Lane *m) {
+    for (int i = 1; atomic_load_explicit(&m->inside, memory_order_acquire); i++) i % 64 ? rest() : (void)sched_yield();
+}
+
 /* Decode n nodes, parents first, and give the candidates of the wanted ones: choice->count places for each in `tokens`
    and `probs`, how many there are in `found`. Without a choice, of MOST nodes at most, `logits` tells of them.
-   Returns how many nodes are done: all, unless `stop` was called. */
-int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, const Changes *changes, int32_t *tokens,
+   aside: the caller is none of the threads, it waits. Weights pass through the caches of whoever computes, and whatever
+   the caller does next, an interpreter at that, takes twice as long then.
+   Returns how many nodes are done: all, unless `stop` was set. */
+int run(Lane *m, int threads, int aside, const Node *nodes, int n, const Choice *choice, const Changes *changes, int32_t *tokens,
         float *probs, int32_t *found, double *choosing) {
     m->choice = choice;
     m->changes = changes;
     m->choosing = 0;
     const int count = choice ? choice->count : 0;
-    const Team *team = gather(threads < TEAM ? threads : TEAM);
-    const int able = equip(m, !team ? 1 : threads < team->size ? threads : team->size);
+    const Team *team = gather(threads + aside < TEAM ? threads + aside : TEAM);
+    aside = aside && team && team->size > 1;
+    const int members = team ? team->size - aside : 1, able = equip(m, threads < members ? threads : members);
     int done = 0;
     for (int wanted = 0; done < n; wanted += m->wanted) {
         const int size = n - done < MOST ? n - done : MOST;
@@ -762,12 +769,14 @@ int run(Lane *m, int threads, const Node *nodes, int n, const Choice *choice, co
         m->probs = probs + wanted * count;
         m->found = found + wanted;
         m->chosen = wanted;
-        for (int spins = 0; atomic_load(&m->inside); spins++) linger(spins); /* they read the last barrier's signals */
+        await_all(m); /* they read the last barrier's signals */
         m->threads = able;
         set_up(m, nodes + done, size);
-        atomic_fetch_add(&m->inside, m->threads - 1);
-        for (int i = 1; i < m->threads; i++) call(team->member[i], m);
-        if (pass(m, 0)) break;
+        atomic_fetch_add(&m->inside, able - !aside);
+        for (int i = !aside; i < able; i++) call(team->member[i + aside], m, i);
+        if (aside) await_all(m);
+        else pass(m, 0);
+        if (m->cut) break;
         done += size;
     }
     *choosing = m->choosing;
@@ -792,8 +801,8 @@ void move(Lane *m, int from, int to) {
     m->parents[to] = to - 1;
 }
 
-/* 1, from any thread: leave the running pass at its next barrier, and each later one, until 0. */
-void stop(Lane *m, int value) { atomic_store(&m->stop, value); }
+/* To be set to 1 from any thread: leave the running pass at its next barrier, and each later one, until it is 0. */
+atomic_int *stop(Lane *m) { return &m->stop; }
 
 const char *path(void) { return PATH; }
 
@@ -828,7 +837,7 @@ static Matrix pack(Lane *m, const Tensor *from, const int64_t *names, int rows) 
 static Matrix whole(Lane *m, const Tensor *from) { return pack(m, from, NULL, from->rows); }
 
 void discard(Lane *m) {
-    for (int spins = 0; atomic_load(&m->inside); spins++) linger(spins);
+    await_all(m);
     for (void *piece = m->held, *next; piece; piece = next) {
         next = *(void **)piece;
         free(piece);

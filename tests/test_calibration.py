@@ -5,8 +5,8 @@ import time
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
 
-from duochat.engine.calibration import contention
-from duochat.engine.costs import Costs
+from duochat.engine.calibration import _filled, contention
+from duochat.engine.costs import Costs, Curve
 
 
 class Disturbed(FakeTarget):
@@ -60,3 +60,30 @@ def test_it_is_kept_for_the_next_start():
     known.contention, known.shared = 0.25, True
     again = Costs.from_dict(known.to_dict())
     assert (again.contention, again.shared) == (0.25, True)
+
+
+class Steady:
+    """A target whose forwards take what their fill says."""
+
+    shares_cores, context_length, fills, fill = False, 4096, (8, 32), 0
+
+    def __init__(self, **seconds):
+        self.seconds = seconds
+
+    def measure(self, widths, context, repeats=5):
+        return dict.fromkeys(widths, self.seconds[f"fill{self.fill}"] * (1 + context / 10000.0))
+
+
+@pytest.mark.parametrize(("seconds", "fill"), [((7.0, 9.0), 32), ((4.0, 9.0), 8), ((9.0, 20.0), 0)])
+def test_forwards_are_filled_up_to_what_brings_the_most(seconds, fill):
+    target = Steady(fill8=seconds[0], fill32=seconds[1])
+    natural = Curve({1: 4.0, 2: 5.0, 32: 12.0}, {1: 0.1, 2: 0.2, 32: 0.3})
+    found = _filled(target, natural)
+    assert target.fill == fill
+    assert found(1) == 4.0
+    assert found.growth[1] == 0.1
+    if not fill:
+        assert found == natural
+        return
+    assert list(found.seconds) == [1, 2, fill]
+    assert found(2) == found(fill) == pytest.approx(seconds[fill == 32] * 1.0256)

@@ -128,7 +128,7 @@ def accepted(answer, tree) -> list[int]:
 @pytest.mark.parametrize("family", [*FAMILIES, *NATIVE])
 def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
     """Rounds as in a chat: branches off the likeliest are accepted too, contexts change, forwards are stopped, the
-    number of threads changes."""
+    number of threads changes, and whether forwards are filled up."""
     target, alone = load(family), alone(family)
     assert target.describe()["target_exact"]
     rng = random.Random(1)
@@ -140,6 +140,7 @@ def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
             rights.append(alone([*context, *rights], sampling)[0])
         tree = grown(rng, rights, rng.randrange(20 if family in NATIVE else 9))
         target.set_threads(1 + step % 2)
+        target.fill = step % 4 // 2 * min(12, target.most_nodes + 1)
         if step % 7 == 6:
             with monkeypatch.context() as patch:
                 if family in FAMILIES:
@@ -149,6 +150,22 @@ def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
         context = [*context, *accepted(check(target, alone, context, tree, sampling), tree)]
         if rng.random() < 0.15 or len(context) > 100:
             context = context[: rng.randrange(1, 40)] + prompt(rng.randrange(1, 30), step)
+
+
+def test_forwards_that_are_filled_up_have_one_shape(load, monkeypatch):
+    """As many rows and as many sequences: then llama.cpp launches the graph of the forward before."""
+    target, context, shapes = load("llama"), prompt(20), []
+    batch = target._llama._batch
+    monkeypatch.setattr(batch, "fill", lambda *told, fill=batch.fill: (shapes.append(told), fill(*told)))
+    target.verify(context, (), GREEDY)
+    target.fill, rng = 8, random.Random(3)
+    for size in (1, 7, 3, 2, 5, 6, 4):
+        context.append(size)
+        target.verify(context, grown(rng, [], size), GREEDY)
+    asked = [(len(tokens), len({seq for own in places for seq in own})) for tokens, _, places, _ in shapes]
+    assert asked[1:] == [(8, 8)] * 7, asked  # the first one reads the prompt
+    target.verify([*context, 9], (), GREEDY)
+    assert len(shapes[-1][0]) == 1  # plain decoding is not filled up
 
 
 def probs_after(target, context) -> np.ndarray:

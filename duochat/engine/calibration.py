@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from math import log2
 from statistics import median
 from threading import Event
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 LONG = 1536  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
+DOUBLED = 0.6  # tokens that a tree of twice as many rows brings more, of a usual draft
 TURNS = 3  # of the target with one number of threads and another
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
@@ -82,17 +84,36 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     """
     if target.shares_cores:
         return _shared(target, draft, cores)
+    target.fill = 0
     target.measure(GPU_WIDTHS, 100)  # each length's graphs are captured now, not in a chat
-    forwards = _curve(target, GPU_WIDTHS)
+    forwards = _filled(target, _curve(target, GPU_WIDTHS))
     if draft is None:
-        return Costs(forwards, Curve({1: forwards(1)}))
+        return Costs(forwards, Curve({1: forwards(1)}), fill=target.fill)
     with beside(lambda: target.measure((1,), MEASURED)):
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
         reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
     draft.set_threads(best, reading)
-    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep)
+    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, fill=target.fill)
+
+
+def _filled(target: Target, natural: Curve) -> Curve:
+    """Of forwards that are filled up to the rows which bring the most tokens per second, or as wide as their trees.
+
+    A GPU launches what it is given again as before, and has kernels that are quicker for more rows than for fewer.
+    """
+    rate = lambda rows, curve: (1 + DOUBLED * log2(rows)) / curve.seconds[rows]  # noqa: E731
+    best, fill, found = max(rate(rows, natural) for rows in natural.seconds), 0, natural
+    for rows in target.fills:
+        target.fill = rows
+        filled = _curve(target, (2, rows))
+        if (gives := rate(rows, filled)) > best:
+            best, fill, found = gives, rows, filled
+    target.fill = fill
+    for part, alone in ((found.seconds, natural.seconds), (found.growth, natural.growth)):
+        part |= {1: alone[1]} if part else {}
+    return Curve(found.seconds, found.growth)
 
 
 def _curve(target: Target, widths: Iterable[int]) -> Curve:

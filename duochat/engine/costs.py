@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duochat.engine.watch import Watch
 
 MEASURED = 256  # tokens of context over which forwards are measured
-KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns")  # as they are, in JSON too
+KEPT = ("threads", "reading", "contention", "shared", "target_threads", "turns", "fill")  # as they are, in JSON too
 
 
 class Scale:
@@ -142,6 +142,7 @@ class Costs:
     target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has
     at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
     turns: bool = False  # `duotree` is expected to be faster in turns
+    fill: int = 0  # rows up to which the target's forwards with a tree are filled
     alone: Curve | None = field(default=None, init=False, repr=False, compare=False)  # of a target with all cores
     watch: Watch | None = field(default=None, init=False, repr=False, compare=False)  # of the last requests
     hands: Threads = field(init=False, repr=False, compare=False)

@@ -206,6 +206,8 @@ class Target(Protocol):
     shares_cores: bool  # it computes on the CPU, with the draft's cores
     threads: int = 0  # of these it may have; 0 = all
     every: bool = False  # what it says is of all rows, for tests
+    fills: Sequence[int] = ()  # rows up to which all forwards with a tree may be filled, if that is quicker ...
+    fill: int = 0  # ... and up to which they are
 
     def verify(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from duochat.engine.llama.library import BATCH, Llama
 from duochat.engine.tree_cache import Entry, Full, TreeCache
@@ -37,8 +38,9 @@ class Sequences(TreeCache):
             if len(rows) > min(len(self._free), self._room - self._grown):
                 raise Full
             outputs = range(len(new) - len(rows), len(new))
-            tokens, positions = [e.token for e in new], [e.position for e in new]
-            self._llama.decode(tokens, positions, self._place(new), outputs, cancelled)
+            tokens, positions, places = [e.token for e in new], [e.position for e in new], self._place(new)
+            with self._company(rows, places[-len(rows) :]):
+                self._llama.decode(tokens, positions, places, outputs, cancelled)
             for cell, entry in enumerate(new, len(self.tokens)):
                 entry.cell = cell
 
@@ -105,6 +107,24 @@ class Sequences(TreeCache):
                 inside[entry.parent] += inside[entry]
             entry.seq = inside[entry][0]
         return list(inside.values())
+
+    @contextmanager
+    def _company(self, rows: Sequence[Entry], places: Sequence[list[int]]) -> Iterator[None]:
+        """Inside, the root belongs to more sequences, so that a forward that is filled up has as many of them as rows.
+
+        llama.cpp keeps its graph, and a GPU's of it, as long as both numbers stay.
+        """
+        filled, start = self._llama.least, self._root.position
+        missing = filled - (len(rows) < filled) - len({seq for own in places for seq in own})
+        free = len(self._free) if start == len(self.tokens) else 0  # all before it is cached: they may join
+        more = [self._copy(TRUNK, start) for _ in range(min(missing, free))]
+        places[0].extend(more)
+        try:
+            yield
+        finally:
+            for seq in more:
+                self._llama.drop(seq, start)
+                self._free.append(seq)
 
     def _branch(self, tip: Entry, inside: dict[Entry, list[int]]) -> int:
         """The sequence for a new branch: its parent's if nothing continues that yet, else a copy up to the parent."""

@@ -28,6 +28,7 @@ from duochat.models import gguf
 
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
+FILLS = (8, 16, 32, MOST_NODES + 1)
 CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
 INEXACT = "rows of wider forwards round otherwise here: decoders give the same text up to near ties"
 RECURRENT = "a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted"
@@ -45,7 +46,9 @@ class LlamaTarget(Target):
         self.device = ""  # for people
         layers = llama_cpp.llama_model_n_layer(llama.model)  # the output is one more
         self.shares_cores = llama.options.gpu_layers <= layers or bool(llama.options.tensor_overrides)
-        self.exact, llama.least, most = _rows(llama, reproducible)
+        self.exact, self._least, most = _rows(llama, reproducible)
+        llama.least = self._least
+        self.fills = () if self.shares_cores or reproducible or most == 1 else FILLS
         self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
         self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)
@@ -99,6 +102,7 @@ class LlamaTarget(Target):
     ) -> Callable[[], Answer]:
         """See `lanes.Target`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
         self._llama.arm()
+        self._llama.least = max(self._least, self.fill if tree else 0)
         if cancelled():
             raise Cancelled
         tail = None if self._tail is None else self._tail - 1 - len(tree)
@@ -141,7 +145,7 @@ class LlamaTarget(Target):
             "target_parameters": llama_cpp.llama_model_n_params(self._llama.model),
             "target_gpu_layers": options.gpu_layers,
             "target_cache": f"{options.keys}/{options.values}",
-            "target_widths": "any" if self._tail is None else [self._llama.least, self.most_nodes + 1],
+            "target_widths": "any" if self._tail is None else [self._least, self.most_nodes + 1],
             "target_exact": self.exact,
             "target_notice": self._llama.notice,
             "target_notes": list(self.notes),

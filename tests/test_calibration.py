@@ -74,7 +74,7 @@ class Steady:
         return dict.fromkeys(widths, self.seconds[f"fill{self.fill}"] * (1 + context / 10000.0))
 
 
-@pytest.mark.parametrize(("seconds", "fill"), [((7.0, 9.0), 32), ((4.0, 9.0), 8), ((9.0, 20.0), 0)])
+@pytest.mark.parametrize(("seconds", "fill"), [((7.0, 7.0), 32), ((6.0, 7.0), 8), ((12.0, 20.0), 0)])
 def test_forwards_are_filled_up_to_what_brings_the_most(seconds, fill):
     target = Steady(fill8=seconds[0], fill32=seconds[1])
     natural = Curve({1: 4.0, 2: 5.0, 32: 12.0}, {1: 0.1, 2: 0.2, 32: 0.3})

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
-from math import log2
 from statistics import median
 from threading import Event
 from types import SimpleNamespace
@@ -28,7 +27,6 @@ CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 LONG = 1536  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
-DOUBLED = 0.6  # tokens that a tree of twice as many rows brings more, of a usual draft
 TURNS = 3  # of the target with one number of threads and another
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
@@ -101,9 +99,11 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
 def _filled(target: Target, natural: Curve) -> Curve:
     """Of forwards that are filled up to the rows which bring the most tokens per second, or as wide as their trees.
 
-    A GPU launches what it is given again as before, and has kernels that are quicker for more rows than for fewer.
+    A GPU launches what it is given again as before, and has kernels that are quicker for more rows than for fewer. Of
+    the tokens that trees of any width bring, those of so many rows bring 1 - 2 / rows^1.5: on a virtual clock .75, .91,
+    .97 and .99 from 4 rows to 32, at temperatures 0, .7 and 1 alike.
     """
-    rate = lambda rows, curve: (1 + DOUBLED * log2(rows)) / curve.seconds[rows]  # noqa: E731
+    rate = lambda rows, curve: (1 - 2 / rows**1.5) / curve.seconds[rows]  # noqa: E731
     best, fill, found = max(rate(rows, natural) for rows in natural.seconds), 0, natural
     for rows in target.fills:
         target.fill = rows

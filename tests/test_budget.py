@@ -15,7 +15,7 @@ from duochat.engine.tree import Acceptance, Tree
 
 
 class Target:
-    threads, shares_cores, context_length = 0, False, 4096
+    threads, shares_cores, context_length, fills = 0, False, 4096, ()
 
     def __init__(self) -> None:
         self.calls = 0

@@ -78,12 +78,7 @@ class Steady:
 def test_forwards_are_filled_up_to_what_brings_the_most(seconds, fill):
     target = Steady(fill8=seconds[0], fill32=seconds[1])
     natural = Curve({1: 4.0, 2: 5.0, 32: 12.0}, {1: 0.1, 2: 0.2, 32: 0.3})
-    found = _filled(target, natural)
-    assert target.fill == fill
-    assert found(1) == 4.0
-    assert found.growth[1] == 0.1
-    if not fill:
-        assert found == natural
-        return
-    assert list(found.seconds) == [1, 2, fill]
-    assert found(2) == found(fill) == pytest.approx(seconds[fill == 32] * 1.0256)
+    rows, found = _filled(target, natural)
+    assert (rows, target.fill) == (fill, 0)
+    assert list(found.seconds) == ([1, fill] if fill else [1, 2, 32])
+    assert found(1) == (pytest.approx(seconds[fill == 32] * 1.0256) if fill else 4.0)

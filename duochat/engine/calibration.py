@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from statistics import median
 from threading import Event
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ def calibrate(target: Target, drafter: Drafter | None) -> Costs:
     if drafter is not None:
         alone = costs.at_once or costs
         alone.contention = contention(target, drafter, costs)
-        costs.turns = costs is not alone and in_turns(costs)
+        costs.turns = costs.shared and in_turns(costs)
     return costs
 
 
@@ -84,36 +85,36 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
         return _shared(target, draft, cores)
     target.fill = 0
     target.measure(GPU_WIDTHS, 100)  # each length's graphs are captured now, not in a chat
-    forwards = _filled(target, _curve(target, GPU_WIDTHS))
+    forwards = _curve(target, GPU_WIDTHS)
     if draft is None:
-        return Costs(forwards, Curve({1: forwards(1)}), fill=target.fill)
+        return Costs(forwards, Curve({1: forwards(1)}))
+    fill, filled = _filled(target, forwards)
     with beside(lambda: target.measure((1,), MEASURED)):
         sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
         reading = fewest(draft.measure_reading(sorted({n for n in (best, cores * 3 // 4, cores - 2) if n >= best})))
     draft.set_threads(best, reading)
-    return Costs(forwards, Curve(batches), threads=best, reading=reading, sweep=sweep, fill=target.fill)
+    made = partial(Costs, threads=best, reading=reading, sweep=sweep)
+    drafting = made(filled, Curve(dict(batches)), fill=fill) if fill else None
+    return made(forwards, Curve(batches), at_once=drafting)
 
 
-def _filled(target: Target, natural: Curve) -> Curve:
-    """Of forwards that are filled up to the rows which bring the most tokens per second, or as wide as their trees.
+def _filled(target: Target, natural: Curve) -> tuple[int, Curve]:
+    """The rows up to which forwards are best filled while drafts are verified, 0 = not at all, and their curve.
 
     A GPU launches what it is given again as before, and has kernels that are quicker for more rows than for fewer. Of
     the tokens that trees of any width bring, those of so many rows bring 1 - 2 / rows^1.5: on a virtual clock .75, .91,
     .97 and .99 from 4 rows to 32, at temperatures 0, .7 and 1 alike.
     """
     rate = lambda rows, curve: (1 - 2 / rows**1.5) / curve.seconds[rows]  # noqa: E731
-    best, fill, found = max(rate(rows, natural) for rows in natural.seconds), 0, natural
+    best = max(rate(rows, natural) for rows in natural.seconds), 0, natural
     for rows in target.fills:
         target.fill = rows
-        filled = _curve(target, (2, rows))
-        if (gives := rate(rows, filled)) > best:
-            best, fill, found = gives, rows, filled
-    target.fill = fill
-    for part, alone in ((found.seconds, natural.seconds), (found.growth, natural.growth)):
-        part |= {1: alone[1]} if part else {}
-    return Curve(found.seconds, found.growth)
+        filled = _curve(target, (1, rows))
+        best = max(best, (rate(rows, filled), rows, filled), key=lambda found: found[0])
+    target.fill = 0
+    return best[1:]
 
 
 def _curve(target: Target, widths: Iterable[int]) -> Curve:

@@ -140,10 +140,11 @@ class Costs:
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
     shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
     target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has
-    at_once: Costs | None = None  # of lanes that share the cores: when each has some; here each has all, in turns
+    at_once: Costs | None = None  # while both lanes work, where that differs: of lanes that share the cores each has
+    #                               some then, not all of them in turns; or the target's forwards are filled up
     turns: bool = False  # `duotree` is expected to be faster in turns
-    fill: int = 0  # rows up to which the target's forwards with a tree are filled
-    alone: Curve | None = field(default=None, init=False, repr=False, compare=False)  # of a target with all cores
+    fill: int = 0  # rows up to which the target's forwards are filled
+    alone: Curve | None = field(default=None, init=False, repr=False, compare=False)  # of plain decoding, if it differs
     watch: Watch | None = field(default=None, init=False, repr=False, compare=False)  # of the last requests
     hands: Threads = field(init=False, repr=False, compare=False)
     crew: Threads = field(init=False, repr=False, compare=False)  # the target's

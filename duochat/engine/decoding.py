@@ -131,6 +131,7 @@ class TargetLane:
             drafting.changed.notify_all()
         if threads := state.schedule.sharing.crew.now:  # on a CPU
             self.target.set_threads(threads, state.schedule.whole.target_threads)
+        self.target.fill = state.schedule.sharing.fill
         began = drafting.clock()
         answer = self.target.begin(state.tree.context, rows(pending), drafting.sampling, self.cancelled, progress)
         forward = Forward(pending, waited, began, drafting.clock() - began, answer)

@@ -41,7 +41,6 @@ class Engine:
         self.context_length, self.vocabulary = target.context_length, target.vocabulary
         self.acceptance = Acceptance()
         self.costs = costs or self._stored() or self.calibrate()
-        target.fill = self.costs.fill
 
     @property
     def eos(self) -> frozenset[int]:

@@ -206,8 +206,8 @@ class Target(Protocol):
     shares_cores: bool  # it computes on the CPU, with the draft's cores
     threads: int = 0  # of these it may have; 0 = all
     every: bool = False  # what it says is of all rows, for tests
-    fills: Sequence[int] = ()  # rows up to which all forwards with a tree may be filled, if that is quicker ...
-    fill: int = 0  # ... and up to which they are
+    fills: Sequence[int] = ()  # rows up to which forwards may be filled, if it is quicker when all have as many
+    fill: int = 0  # between calls: fill them up to so many
 
     def verify(
         self,

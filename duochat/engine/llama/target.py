@@ -102,12 +102,13 @@ class LlamaTarget(Target):
     ) -> Callable[[], Answer]:
         """See `lanes.Target`. llama.cpp comes back before a GPU has done its work, and after the CPU has."""
         self._llama.arm()
-        self._llama.least = max(self._least, self.fill if tree else 0)
         if cancelled():
             raise Cancelled
         tail = None if self._tail is None else self._tail - 1 - len(tree)
         root = self._cache.follow(list(context), cancelled, progress, anew=True, tail=tail)
         entries = self._grow(root, tree)
+        cached = root.position == len(self._cache.tokens)  # all before it: no forward that reads a prompt is filled up
+        self._llama.least = max(self._least, self.fill if cached else 0)
         rows = self._cache.decode(cancelled)
         place = {entry: row for row, entry in enumerate(rows)}
 

@@ -84,7 +84,7 @@ def test_the_draft_is_measured_beside_a_target_at_work():
     costs = measure(target, draft, cores=17)
     assert draft.alone == 0
     assert costs.threads == draft.threads == 6
-    assert costs.reading == draft.reading == 12
+    assert costs.reading == draft.reading == 8
     assert costs.draft(8) == pytest.approx(0.008)
 
 

@@ -13,7 +13,7 @@ from duochat import DuoChatError
 from duochat.engine import choosing
 from duochat.engine.decoding import Request, decode
 from duochat.engine.lanes import Cancelled
-from duochat.engine.llama import devices, widths
+from duochat.engine.llama import devices, loading, widths
 from duochat.engine.llama.loading import Place, place
 from duochat.engine.llama.target import LlamaTarget
 from duochat.engine.native import NativeTarget, unfit
@@ -168,6 +168,16 @@ def test_forwards_that_are_filled_up_have_one_shape(load, monkeypatch):
     assert len(shapes[-1][0]) == 8
     target.verify([*context, 9, *prompt(3)], (), GREEDY)
     assert len(shapes[-1][0]) == 3  # the reading of a prompt is not filled up
+
+
+def test_beside_a_gpu_llama_cpp_computes_with_one_thread(load, monkeypatch):
+    """Its pool and the draft's threads would outnumber the cores, and wait for each other at every barrier."""
+    monkeypatch.setattr(loading, "place", lambda *asked: Place(99, "a GPU", ""))
+    used, target = [], load("llama", threads=3)
+    monkeypatch.setattr(target._llama, "_use", used.append)
+    target.verify(prompt(9), (), GREEDY)
+    assert used == [1]
+    assert target.fills[-1] == target.most_nodes + 1
 
 
 def probs_after(target, context) -> np.ndarray:

@@ -84,11 +84,11 @@ class Llama:
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let the sequence `target` see the cells of `source` at positions start ... end - 1; no data moves."""
-        llama_cpp.llama_memory_seq_cp(self._memory, source, target, start, end)
+        _quick("llama_memory_seq_cp")(self._memory, source, target, start, end)
 
     def drop(self, seq: int, start: int) -> None:
         """End the sequence before position `start`; cells that no sequence sees are free."""
-        llama_cpp.llama_memory_seq_rm(self._memory, seq, start, -1)
+        _quick("llama_memory_seq_rm")(self._memory, seq, start, -1)
 
     def arm(self) -> None:
         """Make ready for an `interrupt` to come; an earlier one is forgotten."""
@@ -182,6 +182,16 @@ class _Batch:
             self.sequences[i][: len(own)] = own
         for row in outputs:
             self.outputs[row] = 1
+
+
+@cache
+def _quick(name: str) -> Callable:
+    """A function of llama.cpp that takes microseconds and keeps the interpreter's lock: to give it away dozens of times
+    a forward, and wait until the other lane gives it back, takes longer."""
+    given = getattr(llama_cpp, name)
+    found = getattr(ctypes.PyDLL(llama_cpp.llama_cpp._lib._name, handle=llama_cpp.llama_cpp._lib._handle), name)
+    found.argtypes, found.restype = given.argtypes, given.restype
+    return found
 
 
 @cache

@@ -93,6 +93,8 @@ class LlamaTarget(Target):
         )
         target = cls(Llama(path, cells, threads, options=options), context_length, reproducible)
         target.threads = threads
+        if not target.shares_cores:  # embeddings are all that is left to them, and the draft has the cores
+            target.set_threads(1)
         target.device = found.device
         target.notes += [found.note] if found.note else []
         return target

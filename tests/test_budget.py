@@ -88,6 +88,29 @@ def test_the_draft_is_measured_beside_a_target_at_work():
     assert costs.draft(8) == pytest.approx(0.008)
 
 
+class Steady(Target):
+    """Quicker when all forwards have sixteen rows."""
+
+    fills, fill = (16,), 0
+
+    def measure(self, widths, context, repeats=5):
+        natural = {width: 0.005 if width == 1 else 0.009 for width in super().measure(widths, context)}
+        return dict.fromkeys(natural, 0.006) if self.fill else natural
+
+
+def test_forwards_that_are_filled_up_have_costs_of_their_own():
+    target = Steady()
+    costs = measure(target, Draft(target), cores=17)
+    both = costs.at_once
+    assert (costs.fill, both.fill, target.fill) == (0, 16, 0)
+    assert (costs.target(1), both.target(1), both.widest) == (0.005, 0.006, 16)
+    assert both.plain == costs.plain == 0.005
+    assert costs.drafting is both
+    again = Costs.from_dict(costs.to_dict())
+    assert again == costs
+    assert again.at_once.plain == costs.plain
+
+
 def test_on_a_cpu_both_ways_to_share_the_cores_are_measured():
     """In turns each lane has all of them; at once they are divided, and plain decoding has all of them still."""
     target = OnCpu()

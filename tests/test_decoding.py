@@ -337,11 +337,11 @@ class Ahead(FakeTarget):
         return wait
 
 
-@pytest.mark.parametrize("decoder", ["autoregressive", "duotree", "duodecoding"])
+@pytest.mark.parametrize("decoder", ["autoregressive", "duotree", "duodecoding", "speculative"])
 def test_a_round_is_told_while_the_target_is_at_work_on_the_next(decoder):
     log = []
     request = Request(decoder=decoder, max_tokens=12)
-    slow = Costs.of({1: 8e-3, 32: 8e-3}, {1: 8e-3, 8: 8e-3})  # no draft is worth a wait
+    slow = Costs.of({1: 8e-3, 32: 8e-3}, {1: 8e-3, 8: 8e-3})
     for r in decode(PROMPT, request, Ahead(log), FakeDrafter("wrong", delay=lambda: 8e-3), slow):
         log.append(f"told {r.position + len(r.tokens)}")
     begun = [entry.split()[1] for entry in log if entry.startswith("begin")]
@@ -361,6 +361,37 @@ def test_the_draft_is_told_to_begin_after_the_target():
 
     [*decode(PROMPT, Request(decoder="duotree", max_tokens=8), Ahead(log), Drafter("perfect"), costs())]
     assert log[0].startswith("begin")
+
+
+def test_beside_a_cpu_target_a_round_is_told_before_drafts_are_waited_for():
+    log = []
+
+    class Slow(FakeDrafter):
+        def expand(self, *asked):
+            log.append("draft")
+            return super().expand(*asked)
+
+    target = FakeTarget(eos=())
+    target.shares_cores = True
+    for r in decode(PROMPT, Request(decoder="speculative", max_tokens=12), target, Slow("wrong"), costs()):
+        log.append(f"told {r.index}")
+    assert all(log[log.index(f"told {n}") + 1 :].count("draft") for n in range(1, 4)), log
+
+
+@pytest.mark.parametrize(("decoder", "filled"), [("duotree", {8}), ("duodecoding", {8}), ("autoregressive", {0})])
+def test_forwards_are_filled_up_while_drafts_are_verified(decoder, filled):
+    few = replace(costs(), fill=8)
+    seen, target = [], FakeTarget(eos=(), delay=lambda: 8e-3)
+    verify = target.verify
+    target.verify = lambda *asked: (seen.append(target.fill), verify(*asked))[1]
+    request = Request(decoder=decoder, max_tokens=20)
+    known = Costs.from_dict(replace(costs(), at_once=few).to_dict())
+    [*decode(PROMPT, request, target, FakeDrafter("perfect"), known)]
+    assert set(seen) == filled
+    assert target.fill == 0  # whoever comes next is not filled up
+    seen.clear()
+    [*decode(PROMPT, replace(request, max_tokens=40), target, FakeDrafter("random", fail_at=2), known)]
+    assert seen[-1] == 0  # no draft will come any more
 
 
 def test_what_was_said_before_a_fault_is_told():

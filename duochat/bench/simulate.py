@@ -139,12 +139,13 @@ class Simulation(Target):
         stop = StopRule(Request(max_tokens=len(self.recording.answer)), self, len(self.recording.prompt))
         lane = TargetLane(self, self, stop, never)
         while stop.finish is None:
-            lane.commit(lane.begin(None))
+            forward = lane.begin(None)
             rounds += lane.tell()
+            lane.commit(forward)
             end = self.now + self.friction.between_forwards
             while self.now < end - NOTHING:
                 self._pass(end - self.now)
-        return rounds
+        return [*rounds, *lane.tell()]
 
     # time --------------------------------------------------------------------------------------------------------
 
@@ -253,7 +254,7 @@ class Simulation(Target):
         curve, plain = self.costs.target.measured, self.recording.forward
         if not answered:
             return self.recording.target_prefill + curve(rows) - curve(1)
-        return curve(rows) * (plain / curve(1) if plain else 1.0)
+        return curve(rows) * (plain / self.costs.calibrated if plain else 1.0)
 
 
 # ---------------------------------------------------------------- measuring what a prediction needs
@@ -263,7 +264,9 @@ def friction(target: Any, drafter: Any, costs: Costs, between_forwards: float) -
     """How much each lane slows the other down: the target as calibrated, the draft measured beside it now."""
     with beside(lambda: target.measure((1,), 256)):
         busy = drafter.measure((1,), costs.threads)[1]
-    return Friction(1 / (1 - costs.contention), max(1.0, busy / costs.draft.measured(1)), between_forwards)
+    return Friction(
+        1 / (1 - (costs.at_once or costs).contention), max(1.0, busy / costs.draft.measured(1)), between_forwards
+    )
 
 
 def forecast(

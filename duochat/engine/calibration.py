@@ -12,7 +12,6 @@ from copy import deepcopy
 from functools import partial
 from statistics import median
 from threading import Event
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -38,8 +37,8 @@ def calibrate(target: Target, drafter: Drafter | None) -> Costs:
     """Measure both devices; seconds, in which nothing else should run. drafter: None when there is none."""
     costs = measure(target, drafter, available_cores())
     if drafter is not None:
-        alone = costs.at_once or costs
-        alone.contention = contention(target, drafter, costs)
+        both = costs.at_once or costs
+        both.contention = contention(target, drafter, costs)
         costs.turns = costs.shared and in_turns(costs)
     return costs
 
@@ -187,12 +186,13 @@ class Alternating(Schedule):
 
 def contention(target: Target, drafter: Drafter, costs: Costs) -> float:
     """The share of its speed that a forward loses beside a draft lane that never rests; it rests every other round."""
-    length = target.context_length
-    same = {name: getattr(target, name) for name in ("vocabulary", "begin", "shares_cores", "set_threads")}
-    endless = SimpleNamespace(eos=frozenset(), context_length=length, **same)
-    context = [token % target.vocabulary for token in range(min(CONTEXT, length // 3))]  # of no meaning
+    context = [token % target.vocabulary for token in range(min(CONTEXT, target.context_length // 3))]  # of no meaning
     request = Request(max_tokens=ROUNDS, decoder="alternating")
-    rounds = decode(context, request, endless, drafter, deepcopy(costs), schedules={"alternating": Alternating})
+    ends, target.eos = target.eos, frozenset()
+    try:
+        rounds = [*decode(context, request, target, drafter, deepcopy(costs), schedules={"alternating": Alternating})]
+    finally:
+        target.eos = ends
     told = [r for r in rounds if r.speculation == "on"][1:]  # the draft has read its prompt
     if len(told) < ROUNDS / 4:  # the draft failed
         return 0.0

@@ -50,6 +50,7 @@ class Baseline:
 
     def __init__(self) -> None:
         self.value = 1.0
+        self.forwards = 0  # of this answer
         self._scale, self._run = Scale(), 0
         self._plain = 0.0  # after the last plain ones in a row; 0 = there were none yet
         self._first: list[float] = []
@@ -149,7 +150,6 @@ class Costs:
     hands: Threads = field(init=False, repr=False, compare=False)
     crew: Threads = field(init=False, repr=False, compare=False)  # the target's
     _baseline: Baseline = field(default_factory=Baseline, init=False, repr=False, compare=False)
-    _forwards: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.hands, few = Threads(self.threads, self.sweep), self.at_once
@@ -161,6 +161,11 @@ class Costs:
     @classmethod
     def of(cls, target: Mapping[int, float], draft: Mapping[int, float]) -> Costs:
         return cls(Curve(dict(target)), Curve(dict(draft)))
+
+    @property
+    def drafting(self) -> Costs:
+        """Those of `duotree` at work."""
+        return self if self.turns else self.at_once or self
 
     @property
     def widest(self) -> int:
@@ -202,13 +207,13 @@ class Costs:
     @property
     def known(self) -> bool:
         """Whether enough forwards of this answer were seen for `plain` to be of now: it is of the last 15 then."""
-        return self._forwards >= 16
+        return self._baseline.forwards >= 16
 
     def observe(self, r: Round) -> None:
         """Follow a round's forward, unless whoever listens may have kept the loop longer than the device took."""
         seconds = r.ended - r.started
         if r.phase == "prefill":
-            self._forwards = 0
+            self._baseline.forwards = 0
         if r.phase == "prefill" or not r.tokens or r.held > 0.5 * seconds:
             return
         calibrated = self.target.measured(len(r.pending) + 1)
@@ -217,7 +222,7 @@ class Costs:
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
         ratio = (seconds - self.contention * beside) / calibrated
         self._baseline.observe(ratio, drafting=bool(r.batches or r.pending))
-        self._forwards += 1
+        self._baseline.forwards += 1
         if not r.batches and r.speculation != "off":  # lest a bad minute keep the draft from being tried
             self.draft.now.observe(1.0)
 

@@ -60,7 +60,7 @@ def decode(
         lane = TargetLane(target, drafting, stop, cancelled)
         try:
             while stop.finish is None:
-                if lane.index == 1:  # the first token comes at once
+                if lane.index == 1 or target.shares_cores:  # the first token at once; a CPU does no work meanwhile
                     yield from lane.tell()
                 forward = lane.begin(progress)
                 yield from lane.tell()  # while a device of its own is at work: a draft would wait for the interpreter
@@ -72,6 +72,8 @@ def decode(
             yield lane.last_round()
         else:
             yield from lane.tell()
+        finally:
+            target.fill = 0
 
 
 class StopRule:
@@ -129,9 +131,10 @@ class TargetLane:
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()
-        if threads := state.schedule.sharing.crew.now:  # on a CPU
+        sharing = state.schedule.whole if state.fault else state.schedule.sharing
+        if threads := sharing.crew.now:  # on a CPU
             self.target.set_threads(threads, state.schedule.whole.target_threads)
-        self.target.fill = state.schedule.sharing.fill
+        self.target.fill = sharing.fill
         began = drafting.clock()
         answer = self.target.begin(state.tree.context, rows(pending), drafting.sampling, self.cancelled, progress)
         forward = Forward(pending, waited, began, drafting.clock() - began, answer)

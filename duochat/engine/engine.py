@@ -115,7 +115,7 @@ class Engine:
             **self.target.describe(),
             **(self.drafter.describe() if self.drafter else {}),
             "shares_cores": self.target.shares_cores,
-            "draft_threads": self.costs.hands.now,
+            "draft_threads": self.costs.drafting.hands.now,
             "cores": available_cores(),
             "draft_fault": self.fault,
             "costs": self.costs.to_dict(),

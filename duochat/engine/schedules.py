@@ -28,7 +28,7 @@ class Schedule:
     turns = False  # whether lanes that share their cores take turns, the draft's reading included
 
     def __init__(self, costs: Costs, budget: int | str = AUTO) -> None:
-        self.whole = costs  # of a target that has all its cores
+        self.whole = costs  # of plain decoding
         self.costs = (self.parallel and costs.at_once) or costs
         self.fixed_budget = 0 if budget == AUTO else budget
         self.reason = ""  # why drafting is paused just now
@@ -37,7 +37,7 @@ class Schedule:
 
     @property
     def sharing(self) -> Costs:
-        """Of the cores as the target's next forward has them."""
+        """Of the target's next forward."""
         return self.costs
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
@@ -247,7 +247,9 @@ class Best(Schedule):
         if self.reason or self.reading or (self.turns and verifying):
             return []
         nodes = self._likeliest(tree)
-        return [*nodes] if not self.turns or self._worth_waiting(tree, nodes) else []
+        if self.turns and not self._worth_waiting(tree, nodes):
+            return []
+        return [*nodes]  # a list of its own: by that a batch is told from one that was dropped
 
     def _likeliest(self, tree: Tree) -> list[Node]:
         """The batch that gathers the most reach per second. Both lanes ask for it."""
@@ -281,7 +283,7 @@ class Best(Schedule):
     @property
     def _most(self) -> int:
         """Nodes that a forward may verify."""
-        return self.fixed_budget or self.costs.widest - 1
+        return min(self.fixed_budget or self.costs.widest, self.costs.widest - 1)
 
     def _worthy(self, tree: Tree) -> list[Node]:
         nodes = tree.best(self._most, self.SMALLEST)

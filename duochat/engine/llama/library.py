@@ -25,6 +25,7 @@ from duochat.engine.machine import available_cores
 # A batch of more tokens is a prompt's: it asks `cancelled` while it runs. A shorter one is cut by `interrupt` alone:
 # asking, 45 times in a two-layer model, costs 0.1 ms of the 0.6 to 4 ms that such a batch takes.
 LONG = 16
+FEW = 64  # cells that are shared before the other lane can have the interpreter
 MANY_CORES = 8  # from here on the attention is one fused step: fewer barriers between threads, but slower arithmetic
 
 
@@ -84,7 +85,8 @@ class Llama:
 
     def share(self, source: int, target: int, start: int, end: int) -> None:
         """Let the sequence `target` see the cells of `source` at positions start ... end - 1; no data moves."""
-        _quick("llama_memory_seq_cp")(self._memory, source, target, start, end)
+        call = _quick("llama_memory_seq_cp") if end - start < FEW else llama_cpp.llama_memory_seq_cp
+        call(self._memory, source, target, start, end)
 
     def drop(self, seq: int, start: int) -> None:
         """End the sequence before position `start`; cells that no sequence sees are free."""
@@ -186,8 +188,8 @@ class _Batch:
 
 @cache
 def _quick(name: str) -> Callable:
-    """A function of llama.cpp that takes microseconds and keeps the interpreter's lock: to give it away dozens of times
-    a forward, and wait until the other lane gives it back, takes longer."""
+    """A function of llama.cpp that keeps the interpreter's lock. It takes some microseconds in a usual cache: to give
+    the lock away dozens of times a forward, and wait until the other lane gives it back, takes longer."""
     given = getattr(llama_cpp, name)
     found = getattr(ctypes.PyDLL(llama_cpp.llama_cpp._lib._name, handle=llama_cpp.llama_cpp._lib._handle), name)
     found.argtypes, found.restype = given.argtypes, given.restype

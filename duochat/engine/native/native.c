@@ -753,8 +753,8 @@ static void await_all(const Lane *m) {
    aside: the caller is none of the threads, it waits. Weights pass through the caches of whoever computes, and whatever
    the caller does next, an interpreter at that, takes twice as long then.
    Returns how many nodes are done: all, unless `stop` was set. */
-int run(Lane *m, int threads, int aside, const Node *nodes, int n, const Choice *choice, const Changes *changes, int32_t *tokens,
-        float *probs, int32_t *found, double *choosing) {
+int run(Lane *m, int threads, int aside, const Node *nodes, int n, const Choice *choice, const Changes *changes,
+        int32_t *tokens, float *probs, int32_t *found, double *choosing) {
     m->choice = choice;
     m->changes = changes;
     m->choosing = 0;

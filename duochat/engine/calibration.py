@@ -47,7 +47,7 @@ def thread_counts(cores: int) -> list[int]:
     """The numbers of draft threads worth a try: half of many cores, which two by two may be one; of few all but one.
 
     More of them may measure as the best alone, and draft less in a chat: beside eight busy processes of sixteen cores
-    twelve threads had not read a prompt when its answer was over.
+    twelve threads had not read the prompt of four answers in sixteen when these were over.
     """
     return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
 
@@ -83,7 +83,6 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     """
     if target.shares_cores:
         return _shared(target, draft, cores)
-    target.fill = 0
     target.measure(GPU_WIDTHS, 100)  # each length's graphs are captured now, not in a chat
     forwards = _curve(target, GPU_WIDTHS)
     if draft is None:

@@ -73,7 +73,7 @@ def decode(
         else:
             yield from lane.tell()
         finally:
-            target.fill = 0
+            target.fill = 0  # whoever calls it next need not be a request
 
 
 class StopRule:
@@ -131,7 +131,7 @@ class TargetLane:
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
             drafting.changed.notify_all()
-        sharing = state.schedule.whole if state.fault else state.schedule.sharing
+        sharing = state.schedule.sharing
         if threads := sharing.crew.now:  # on a CPU
             self.target.set_threads(threads, state.schedule.whole.target_threads)
         self.target.fill = sharing.fill

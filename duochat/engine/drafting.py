@@ -58,6 +58,7 @@ class State:
     def choose(self) -> list[Node]:
         """What the target verifies now, parents first: no more than was measured."""
         self._claim(self.schedule.drafted(self.tree))
+        self.schedule.failed = bool(self.fault)
         pending = self.schedule.choose(self.tree)[: self.schedule.costs.widest - 1]
         self._claim(pending)
         self.verifying = True

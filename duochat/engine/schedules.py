@@ -32,13 +32,14 @@ class Schedule:
         self.costs = (self.parallel and costs.at_once) or costs
         self.fixed_budget = 0 if budget == AUTO else budget
         self.reason = ""  # why drafting is paused just now
+        self.failed = False  # the draft has: what is verified now comes from elsewhere
         self._begun: deque[Costs] = deque()  # `sharing` of forwards whose rounds are not told yet
         self.reading = costs.shared  # the target reads the prompt with the draft's cores too: the draft reads it next
 
     @property
     def sharing(self) -> Costs:
         """Of the target's next forward."""
-        return self.costs
+        return self.whole if self.reason or self.failed else self.costs
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
         """The nodes that the draft model decodes next as one batch; empty: the CPU lane rests."""
@@ -226,10 +227,6 @@ class Best(Schedule):
         self._batch: tuple[int, list[Node]] | None = None  # and what to decode next
         self.gain = max(1.0, self.watch.speedup) if self.watch.window else 1.5  # over plain decoding lately
         self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
-
-    @property
-    def sharing(self) -> Costs:
-        return self.whole if self.reason else self.costs
 
     @property
     def rate(self) -> float:

@@ -152,7 +152,7 @@ class Native:
         self.close = weakref.finalize(self, self._library.discard, self._lane)
         self._stop, self._cores = self._library.stop(self._lane), cores
         self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
-        self._room(MOST * 8)
+        self._room(0)
 
     def _load(self, header: gguf.Header, shape: _Shape, names: np.ndarray | None) -> int | None:
         """native.c's `load`: it keeps nothing of the file but the embedding, which is kept here."""
@@ -228,5 +228,5 @@ class Native:
         if self._library.run(self._lane, threads, threads < self._cores, *told) < len(nodes):
             raise Cancelled
         spans = [(i * count, i * count + found) for i, found in enumerate(self._found[:wanted])]
-        found = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
-        return found, self._choosing.value
+        candidates = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]
+        return candidates, self._choosing.value

@@ -28,7 +28,7 @@ from duochat.models import gguf
 
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
-FILLS = (8, 16, 32, MOST_NODES + 1)
+FILLS = (4, 6, 8, 16, 32, MOST_NODES + 1)
 CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
 INEXACT = "rows of wider forwards round otherwise here: decoders give the same text up to near ties"
 RECURRENT = "a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted"

@@ -50,7 +50,7 @@ def thread_counts(cores: int) -> list[int]:
     More of them may measure as the best alone, and draft less in a chat: beside eight busy processes of sixteen cores
     twelve threads had not read the prompt of four answers in sixteen when these were over.
     """
-    return [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
+    return [n for n in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32) if n <= max(1, min(cores - 1, max(3, cores // 2)))]
 
 
 @contextmanager

@@ -199,7 +199,8 @@ class Pair:
     """A native drafter beside llama.cpp's on one file, and a third that runs each path alone."""
 
     def __init__(self, path, vocabulary):
-        self.ours = native.load(path, 300, 2, vocabulary, cores=3 if vocabulary == 60 else 0)  # 3: the caller waits
+        self.ours = native.load(path, 300, 2, vocabulary)
+        self.ours.stand_aside(3 if vocabulary == 60 else 0)  # 3: the caller waits
         self.lonely = native.load(path, 300, 1, vocabulary)
         self.theirs = LlamaDrafter(path, 300, 1, vocabulary=vocabulary)
 

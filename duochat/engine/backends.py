@@ -28,12 +28,13 @@ def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
 
     threads = 1 if settings.draft_threads == AUTO else settings.draft_threads
     asked = (path, min(settings.context_length, target.context_length), threads, settings.draft_vocabulary)
-    cores = 0 if target.shares_cores else available_cores() - 1
-    own, load = native.load(*asked, cores), partial(LlamaDrafter, *asked)
+    own, load = native.load(*asked), partial(LlamaDrafter, *asked)
     seconds = lambda drafter: drafter.measure((1,), threads)[1]  # noqa: E731
     drafter = _quicker("drafter", asked, own, load, seconds) if own else load()
     if target.shares_cores:
         drafter.window = SHORT
+    elif drafter is own:
+        own.stand_aside(available_cores() - 1)
     return drafter
 
 
@@ -41,7 +42,7 @@ def _quicker(
     role: str, asked: tuple[Any, ...], own: Lane, load: Callable[[], Lane], seconds: Callable[[Lane], float]
 ) -> Lane:
     """The lane in C, or the one on llama.cpp if that takes less time here. Both are measured in turns, and again at the
-    next start if llama.cpp won: on a busy machine the lane in C waits for one thread more, and would be lost for good.
+    next start if llama.cpp won: on a busy machine it may win by chance, and the lane in C would be lost for good.
 
     asked: of the lane, its file first.
     """

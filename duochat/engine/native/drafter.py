@@ -18,15 +18,12 @@ from duochat.engine.tree_drafter import CHUNK, TREE_CELLS, TreeDrafter
 SILENT = Choice.of(Sampling(), 1)  # where no candidates are wanted
 
 
-def load(
-    path: Path, context_length: int, threads: int, vocabulary: int | str = "auto", cores: int = 0
-) -> NativeDrafter | None:
-    """A drafter of this file; None when it does not fit, see `unfit`. vocabulary: see `duochat.models.trim`; cores: see
-    `Native`.
+def load(path: Path, context_length: int, threads: int, vocabulary: int | str = "auto") -> NativeDrafter | None:
+    """A drafter of this file; None when it does not fit, see `unfit`. vocabulary: see `duochat.models.trim`.
 
     Raises DuoChatError when the file is missing or broken, or memory is short.
     """
-    return None if unfit(path) else NativeDrafter(path, context_length, threads, vocabulary, cores)
+    return None if unfit(path) else NativeDrafter(path, context_length, threads, vocabulary)
 
 
 class Cells(TreeCache):
@@ -71,14 +68,16 @@ class Cells(TreeCache):
 class NativeDrafter(TreeDrafter):
     """A small draft in a GGUF file, read by native.c."""
 
-    def __init__(
-        self, path: Path, context_length: int, threads: int, vocabulary: int | str = "auto", cores: int = 0
-    ) -> None:
+    def __init__(self, path: Path, context_length: int, threads: int, vocabulary: int | str = "auto") -> None:
         """See `load`; the file must fit."""
         cells = context_length + TREE_CELLS
-        self.path, self._native = path, Native(path, cells, vocabulary, cores=cores)
+        self.path, self._native = path, Native(path, cells, vocabulary)
         super().__init__(self._native, Cells(self._native, cells))
         self.set_threads(threads)
+
+    def stand_aside(self, cores: int) -> None:
+        """With fewer threads than these cores, on which nobody else computes, whoever drafts waits on another one."""
+        self._native.cores = cores
 
     def describe(self) -> dict[str, Any]:
         """See `Drafter.describe`."""

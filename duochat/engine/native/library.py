@@ -132,13 +132,12 @@ def _shape(header: gguf.Header, cells: int) -> _Shape:
 class Native:
     """A loaded model and its cache: `cells` tokens, each of which sees its parent and what that sees."""
 
-    def __init__(
-        self, path: Path, cells: int, vocabulary: int | str = "auto", role: str = "draft", cores: int = 0
-    ) -> None:
+    cores = 0  # that nobody else computes on: on one more than there are threads the caller waits, its caches its own
+
+    def __init__(self, path: Path, cells: int, vocabulary: int | str = "auto", role: str = "draft") -> None:
         """vocabulary: how many tokens a draft may propose, see `duochat.models.trim`. The file must fit, see `unfit`.
 
-        role: "draft" or "target", for people. cores: that nobody else computes on; on one more than there are threads
-        the caller waits, with caches of its own. A row is the same to the bit however many nodes are decoded at once.
+        role: "draft" or "target", for people. A row is the same to the bit however many nodes are decoded at once.
         """
         header, self._library = gguf.read(path), _library()
         shape = _shape(header, cells)
@@ -150,7 +149,7 @@ class Native:
         if not self._lane:
             raise DuoChatError(f"The {role} model {path} does not fit into memory: choose a smaller {role}.")
         self.close = weakref.finalize(self, self._library.discard, self._lane)
-        self._stop, self._cores = self._library.stop(self._lane), cores
+        self._stop = self._library.stop(self._lane)
         self._nodes, self._choosing = (ctypes.c_int32 * (5 * cells))(), ctypes.c_double()
         self._room(0)
 
@@ -225,7 +224,7 @@ class Native:
             made = _Changes(len(changes.tokens), *(None if part is None else part.ctypes.data for part in changes))
         out = (self._tokens, self._probs, self._found, ctypes.byref(self._choosing))
         told = (self._nodes, len(nodes), choice, changes and ctypes.byref(made), *out)
-        if self._library.run(self._lane, threads, threads < self._cores, *told) < len(nodes):
+        if self._library.run(self._lane, threads, threads < self.cores, *told) < len(nodes):
             raise Cancelled
         spans = [(i * count, i * count + found) for i, found in enumerate(self._found[:wanted])]
         candidates = [Candidates(tuple(self._tokens[a:b]), tuple(self._probs[a:b])) for a, b in spans]

@@ -91,7 +91,7 @@ def test_lanes_that_share_cores_take_turns_on_the_quicker_backend(monkeypatch):
     monkeypatch.setattr(speeds, "room", lambda: 2**40)
     settings, model = config.load(), Model(Shape(), ALL_Q8)
     for own, seconds in ((0.015, 0.015), (0.03, 0.02)):
-        monkeypatch.setattr(forecast, "_in_c", lambda path, target, threads, own=own: {1: own, 8: 2 * own})
+        monkeypatch.setattr(forecast, "_in_c", lambda *_, own=own: {1: own, 8: 2 * own})
         for lane, expected in ((CPU, seconds), (GPU, 0.02)):
             monkeypatch.setattr(speeds, "lanes", lambda lane=lane: (lane, CPU))
             costs = forecast._costs(settings, model, model)

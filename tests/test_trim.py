@@ -1,17 +1,21 @@
 """A draft that proposes its frequent tokens alone: it reads all, and is otherwise the same model."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from test_drafter import GREEDY, VOCABULARY, grow, root_of, write_tiny_model
 
-from duochat import DuoChatError
+from duochat import DuoChatError, config
+from duochat.engine.backends import load_drafter
 from duochat.engine.choosing import choose
 from duochat.engine.lanes import never
 from duochat.engine.llama.drafter import LlamaDrafter
 from duochat.engine.llama.library import Llama
 from duochat.engine.sampling import Sampling
+from duochat.engine.tree import Node
 from duochat.models import gguf
-from duochat.models.trim import ALL, kept, named
+from duochat.models.trim import ALL, HALF, kept, named
 
 CONTEXT = [7, 299, 3, 180, 250]  # of these, 299 and 250 are neither ranked nor among the lowest 100
 RANKING = [9, 280, 4, 199, 33, 120, 77, 3]
@@ -27,16 +31,27 @@ def ranked(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("models") / "ranked.gguf", ranking=RANKING)
 
 
-@pytest.mark.parametrize(("most", "tokens"), [("auto", RANKING), (3, [9, 280, 4]), (10, [*RANKING, 0, 1])])
+@pytest.mark.parametrize(
+    ("most", "tokens"), [("auto", RANKING), (HALF, RANKING[:4]), (3, [9, 280, 4]), (10, [*RANKING, 0, 1])]
+)
 def test_a_ranking_in_the_file_says_what_to_keep(ranked, most, tokens):
     assert kept(gguf.read(ranked), most).tolist() == sorted(tokens)
 
 
 def test_without_a_ranking_the_lowest_ids_are_kept_and_with_room_for_all_all(plain, ranked):
     assert kept(gguf.read(plain), 100).tolist() == list(range(100))
-    assert kept(gguf.read(plain), "auto") is None
+    assert kept(gguf.read(plain), "auto") is kept(gguf.read(plain), HALF) is None
     assert kept(gguf.read(plain), VOCABULARY) is None
     assert kept(gguf.read(ranked), 10**6) is None
+
+
+@pytest.mark.parametrize(("shares_cores", "asked", "tokens"), [(True, "auto", 4), (False, "auto", 8), (True, 6, 6)])
+def test_on_the_targets_cores_a_draft_proposes_half_as_many_tokens(ranked, shares_cores, asked, tokens):
+    target = SimpleNamespace(shares_cores=shares_cores, context_length=512)
+    drafter = load_drafter(config.load(draft_vocabulary=asked), ranked, target)
+    candidates, _ = drafter.expand([3, 9], [Node(9, None, 1)], GREEDY, never)
+    assert set(candidates[0].tokens) <= set(RANKING[:tokens])
+    assert len(candidates[0].tokens) == tokens
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=1.0, seed=3)])

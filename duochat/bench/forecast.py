@@ -11,7 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import log
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from gguf import GGMLQuantizationType
 
 from duochat.bench import simulate, speeds
 from duochat.bench.speeds import Lane
-from duochat.config import Settings
+from duochat.config import AUTO, Settings
 from duochat.engine import native
 from duochat.engine.calibration import CPU_WIDTHS
 from duochat.engine.costs import Costs, Curve
@@ -28,6 +28,7 @@ from duochat.engine.lanes import Candidates
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
 from duochat.models import gguf
 from duochat.models.fetch import cached
+from duochat.models.trim import HALF
 
 WORTH = 1.1  # a smaller gain is none
 ASSUMED = 0.65  # agreement of a pair of which none is known
@@ -167,11 +168,11 @@ def _model(reference: str) -> Model | None:
 
 
 @cache
-def _in_c(path: Path | None, target: bool, threads: int) -> dict[int, float] | None:
+def _in_c(path: Path | None, target: bool, threads: int, vocabulary: str = AUTO) -> dict[int, float] | None:
     """Seconds by rows where the lane in C takes the file: it is here and small, so that is measured."""
     if path is None or path.suffix != ".gguf" or native.unfit(path):
         return None
-    make = native.NativeTarget if target else native.load
+    make = native.NativeTarget if target else partial(native.load, vocabulary=vocabulary)
     if (lane := make(path, 4 * PROMPT, threads)) is None:
         return None
     found = lane.measure(CPU_WIDTHS, 2 * PROMPT) if target else lane.measure(BATCHES, threads)
@@ -182,8 +183,9 @@ def _in_c(path: Path | None, target: bool, threads: int) -> dict[int, float] | N
 def _costs(settings: Settings, target: Model, draft: Model) -> Costs:
     """Where both lanes compute on the CPU they take turns, each with all cores."""
     one, other = speeds.lanes()
-    drafting = Curve(_in_c(cached(settings.draft), False, other.threads) or draft.curve(other))
     forwards, shared = _beside(target, one), not one.gpu_layers
+    proposes = HALF if shared else AUTO
+    drafting = Curve(_in_c(cached(settings.draft), False, other.threads, proposes) or draft.curve(other))
     if shared and (own := _in_c(cached(settings.target), True, one.threads)):
         forwards = min(forwards, own, key=lambda seconds: seconds[1])
     batches = Curve({size: drafting(size) for size in BATCHES})

@@ -13,17 +13,19 @@ from duochat import DuoChatError
 from duochat.models import gguf
 
 RANKING = "duochat.frequent_tokens"  # in the file's metadata: token ids, the most frequent first
+HALF = "half"  # of the tokens that the file ranks
 ALL = 2**31 - 1  # more tokens than any vocabulary has
 
 
 def kept(header: gguf.Header, most: int | str) -> np.ndarray | None:
     """The `most` frequent tokens, which a draft may propose, int64, ascending; None = all.
 
-    "auto" keeps what the file itself ranks as frequent, and all tokens of a file without a ranking. In such a file a
-    number keeps the lowest ids: a byte-pair vocabulary numbers the common merges first.
+    "auto" keeps what the file itself ranks as frequent, HALF the first half of that, and both all tokens of a file
+    without a ranking. In such a file a number keeps the lowest ids: a byte-pair vocabulary numbers the common merges
+    first.
     """
     ranking = header.metadata.get(RANKING, [])
-    size = len(ranking) if most == "auto" else most
+    size = {"auto": len(ranking), HALF: len(ranking) // 2}.get(most, most)
     vocabulary = next((t.shape[0] for t in header.tensors if t.name == "token_embd.weight"), 0)
     if not 0 < size < vocabulary:
         return None

@@ -26,8 +26,8 @@ OF_TORCH = ("device", "dtype", "context_length", "compile", "reproducible")
 def load_drafter(settings: Settings, path: Path, target: Target) -> Drafter:
     """The draft in C where that fits the file and is quicker here, else on llama.cpp. Raises DuoChatError.
 
-    On the target's own cores it proposes half as many tokens: that takes a fifth of its time, and one in eighty of its
-    first choices.
+    On the target's own cores it proposes half as many tokens: that saves a fifth of its time and costs one in eighty of
+    its first choices.
     """
     from duochat.engine.llama.drafter import LlamaDrafter
 

@@ -16,13 +16,14 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf import GGMLQuantizationType
 
 from duochat.bench import simulate, speeds
 from duochat.bench.speeds import Lane
 from duochat.config import AUTO, Settings
 from duochat.engine import native
-from duochat.engine.calibration import CPU_WIDTHS
+from duochat.engine.calibration import CPU_WIDTHS, MOST_READ
 from duochat.engine.costs import Costs, Curve
 from duochat.engine.lanes import Candidates
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
@@ -168,14 +169,18 @@ def _model(reference: str) -> Model | None:
 
 
 @cache
-def _in_c(path: Path | None, target: bool, threads: int, vocabulary: str = AUTO) -> dict[int, float] | None:
-    """Seconds by rows where the lane in C takes the file: it is here and small, so that is measured."""
+def _in_c(path: Path | None, target: bool, threads: int, displaced: int = 0) -> dict[int, float] | None:
+    """Seconds by rows where the lane in C takes the file: it is here and small, so that is measured.
+
+    displaced: bytes that the other lane reads in turn with this one, 0 = it has caches of its own.
+    """
     if path is None or path.suffix != ".gguf" or native.unfit(path):
         return None
-    make = native.NativeTarget if target else partial(native.load, vocabulary=vocabulary)
+    make = native.NativeTarget if target else partial(native.load, vocabulary=HALF if displaced else AUTO)
     if (lane := make(path, 4 * PROMPT, threads)) is None:
         return None
-    found = lane.measure(CPU_WIDTHS, 2 * PROMPT) if target else lane.measure(BATCHES, threads)
+    read = np.ones(min(displaced, MOST_READ) // 8).sum
+    found = lane.measure(CPU_WIDTHS, 2 * PROMPT, before=read) if target else lane.measure(BATCHES, threads, before=read)
     lane.close()
     return found
 
@@ -184,9 +189,10 @@ def _costs(settings: Settings, target: Model, draft: Model) -> Costs:
     """Where both lanes compute on the CPU they take turns, each with all cores."""
     one, other = speeds.lanes()
     forwards, shared = _beside(target, one), not one.gpu_layers
-    proposes = HALF if shared else AUTO
-    drafting = Curve(_in_c(cached(settings.draft), False, other.threads, proposes) or draft.curve(other))
-    if shared and (own := _in_c(cached(settings.target), True, one.threads)):
+    drafting = Curve(
+        _in_c(cached(settings.draft), False, other.threads, shared and int(target.size)) or draft.curve(other)
+    )
+    if shared and (own := _in_c(cached(settings.target), True, one.threads, int(draft.size))):
         forwards = min(forwards, own, key=lambda seconds: seconds[1])
     batches = Curve({size: drafting(size) for size in BATCHES})
     return Costs(Curve(forwards), batches, other.threads, shared=shared, turns=shared)
@@ -220,4 +226,5 @@ def imagined(costs: Costs, agreement: float) -> Iterator[simulate.Recording]:
             others = [-1 - 8 * token - rank for rank in range(8)]
             found.append(Candidates(tuple(token if r == chosen else o for r, o in enumerate(others)), tuple(probs)))
         prompt = tuple(range(PROMPT))
-        yield simulate.Recording(prompt, tuple(answer), tuple(found), costs.target(1), costs.draft(8), LENGTH)
+        reading = PROMPT / 8 * costs.draft(8)
+        yield simulate.Recording(prompt, tuple(answer), tuple(found), costs.target(1), reading, LENGTH)

@@ -254,14 +254,16 @@ class Target(Protocol):
     def set_threads(self, threads: int, reading: int = 0) -> None:
         """Between calls: compute with so many threads on the CPU. reading: as many for prompts, 0 = the same."""
 
-    def measure(self, widths: Iterable[int], context: int, repeats: int = 5) -> dict[int, float]:
+    def measure(
+        self, widths: Iterable[int], context: int, repeats: int = 5, before: Callable[[], object] = lambda: None
+    ) -> dict[int, float]:
         """Seconds of a forward by rows, `undisturbed`, over so many cached tokens, or as many as fit; too wide ones are
         left out. They take turns, so that other work on the machine meets all of them alike, and branch as a chat's
         trees do. One row is timed by itself too, as plain decoding runs, and the better time is its: llama.cpp launches
         a forward as wide as the one before as one graph, and of a CPU's caches each forward displaces what the next one
         of its kind would find.
 
-        Clears the cache.
+        before: called before each but those of one row by itself. Clears the cache.
         """
         from duochat.engine.sampling import Sampling
 
@@ -270,21 +272,22 @@ class Target(Protocol):
         fitting = [width for width in widths if width <= self.most_nodes + 1]
         held = [token % self.vocabulary for token in range(length)]
 
-        def taken(width: int) -> float:
+        def taken(width: int, before: Callable[[], object] = lambda: None) -> float:
+            before()
             begun = perf_counter()
             self.verify(held, tree[: width - 1], Sampling())
             return perf_counter() - begun
 
-        def again(fitting: Sequence[int]) -> dict[int, float]:
+        def again(fitting: Sequence[int], *before: Callable[[], object]) -> dict[int, float]:
             turns: dict[int, list[float]] = {width: [] for width in fitting}
             for _ in range(repeats + 1):
                 held.append(len(held) % self.vocabulary)
                 for width in fitting:
-                    turns[width].append(taken(width))
+                    turns[width].append(taken(width, *before))
             return {width: undisturbed(seconds[1:]) for width, seconds in turns.items()}  # the first one warms up
 
         taken(1)
-        in_turn = again(fitting)
+        in_turn = again(fitting, before)
         return in_turn | {1: min(in_turn[1], again([1])[1])} if 1 in in_turn else in_turn
 
     def describe(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import time
 import pytest
 from fakes import EOS, FakeDrafter, FakeTarget, costs
 
+from duochat.bench import forecast
 from duochat.engine.backends import _quicker
 from duochat.engine.calibration import _filled, contention
 from duochat.engine.costs import Costs, Curve
@@ -111,3 +112,34 @@ def test_llama_cpp_is_compared_again_until_the_lane_in_c_has_won(tmp_path):
     assert start((5, 1, 5), (2, 2, 2)) == "native"
     assert start((5, 5, 5), (2, 2, 2)) == "native"
     assert len(loaded) == 2
+
+
+def test_caches_are_displaced_before_each_forward_but_those_by_itself():
+    done = []
+
+    class Target(FakeTarget):
+        def verify(self, context, tree, *rest):
+            done.append(1 + len(tree))
+            return super().verify(context, tree, *rest)
+
+    Target().measure((1, 2), 8, repeats=2, before=lambda: done.append(0))
+    assert done == [1] + [0, 1, 0, 2] * 3 + [1] * 3
+
+
+def test_a_forecast_displaces_what_lanes_that_take_turns_hold(monkeypatch, tmp_path):
+    asked = []
+
+    class Lane:
+        def measure(self, sizes, *_, before):
+            asked.append(before())
+            return dict.fromkeys(sizes, 0.01)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(forecast.native, "unfit", lambda path: "")
+    monkeypatch.setattr(forecast.native, "NativeTarget", lambda *_: Lane())
+    monkeypatch.setattr(forecast.native, "load", lambda *_, vocabulary: asked.append(vocabulary) or Lane())
+    for target, displaced in ((True, 800), (False, 1600), (False, 0)):
+        forecast._in_c(tmp_path / "toy.gguf", target, 1, displaced)
+    assert asked == [100, "half", 200, "auto", 0]

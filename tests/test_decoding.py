@@ -337,6 +337,16 @@ class Ahead(FakeTarget):
         return wait
 
 
+class Logged(FakeDrafter):
+    def __init__(self, log, kind):
+        super().__init__(kind)
+        self.log = log
+
+    def expand(self, *asked):
+        self.log.append("draft")
+        return super().expand(*asked)
+
+
 @pytest.mark.parametrize("decoder", ["autoregressive", "duotree", "duodecoding", "speculative"])
 def test_a_round_is_told_while_the_target_is_at_work_on_the_next(decoder):
     log = []
@@ -353,27 +363,14 @@ def test_a_round_is_told_while_the_target_is_at_work_on_the_next(decoder):
 
 def test_the_draft_is_told_to_begin_after_the_target():
     log = []
-
-    class Drafter(FakeDrafter):
-        def expand(self, *asked):
-            log.append("draft")
-            return super().expand(*asked)
-
-    [*decode(PROMPT, Request(decoder="duotree", max_tokens=8), Ahead(log), Drafter("perfect"), costs())]
+    [*decode(PROMPT, Request(decoder="duotree", max_tokens=8), Ahead(log), Logged(log, "perfect"), costs())]
     assert log[0].startswith("begin")
 
 
 def test_beside_a_cpu_target_a_round_is_told_before_drafts_are_waited_for():
-    log = []
-
-    class Slow(FakeDrafter):
-        def expand(self, *asked):
-            log.append("draft")
-            return super().expand(*asked)
-
-    target = FakeTarget(eos=())
+    log, target = [], FakeTarget(eos=())
     target.shares_cores = True
-    for r in decode(PROMPT, Request(decoder="speculative", max_tokens=12), target, Slow("wrong"), costs()):
+    for r in decode(PROMPT, Request(decoder="speculative", max_tokens=12), target, Logged(log, "wrong"), costs()):
         log.append(f"told {r.index}")
     assert all(log[log.index(f"told {n}") + 1 :].count("draft") for n in range(1, 4)), log
 

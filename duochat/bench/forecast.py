@@ -16,14 +16,13 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gguf import GGMLQuantizationType
 
 from duochat.bench import simulate, speeds
 from duochat.bench.speeds import Lane
 from duochat.config import AUTO, Settings
 from duochat.engine import native
-from duochat.engine.calibration import CPU_WIDTHS, MOST_READ
+from duochat.engine.calibration import CPU_WIDTHS, displacing
 from duochat.engine.costs import Costs, Curve
 from duochat.engine.lanes import Candidates
 from duochat.engine.llama.probe import KINDS, OUTER, Shape
@@ -179,7 +178,7 @@ def _in_c(path: Path | None, target: bool, threads: int, displaced: int = 0) -> 
     make = native.NativeTarget if target else partial(native.load, vocabulary=HALF if displaced else AUTO)
     if (lane := make(path, 4 * PROMPT, threads)) is None:
         return None
-    read = np.ones(min(displaced, MOST_READ) // 8).sum
+    read = displacing(displaced)
     found = lane.measure(CPU_WIDTHS, 2 * PROMPT, before=read) if target else lane.measure(BATCHES, threads, before=read)
     lane.close()
     return found
@@ -226,5 +225,5 @@ def imagined(costs: Costs, agreement: float) -> Iterator[simulate.Recording]:
             others = [-1 - 8 * token - rank for rank in range(8)]
             found.append(Candidates(tuple(token if r == chosen else o for r, o in enumerate(others)), tuple(probs)))
         prompt = tuple(range(PROMPT))
-        reading = PROMPT / 8 * costs.draft(8)
+        reading = PROMPT / BATCHES[-1] * costs.draft(BATCHES[-1])
         yield simulate.Recording(prompt, tuple(answer), tuple(found), costs.target(1), reading, LENGTH)

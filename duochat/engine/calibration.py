@@ -71,6 +71,11 @@ def beside(work: Callable[[], object]) -> Iterator[None]:
             working.result()
 
 
+def displacing(size: int) -> Callable[[], object]:
+    """Reads so many bytes, but no more than caches hold: what another model's forward leaves of them."""
+    return np.ones(min(size, MOST_READ) // 8).sum
+
+
 def fewest(sweep: Mapping[int, float]) -> int:
     """The fewest threads that are as good as the best, but for a tenth: each further one may be held up."""
     return min(n for n, seconds in sweep.items() if seconds <= 1.1 * min(sweep.values()))
@@ -132,7 +137,7 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     forwards = _curve(target, CPU_WIDTHS)
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
-    read = np.ones(min(target.describe().get("target_weight_bytes", 0), MOST_READ) // 8).sum
+    read = displacing(target.describe().get("target_weight_bytes", 0))
     sweep = {n: draft.measure((1,), n, before=read)[1] for n in {*thread_counts(cores), cores}}
     few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
     others = max(1, min(most, cores - few))

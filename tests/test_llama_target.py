@@ -154,6 +154,7 @@ def test_trees_equal_separate_runs(load, alone, monkeypatch, family):
 
 def test_forwards_that_are_filled_up_have_one_shape(load, monkeypatch):
     """As many rows and as many sequences: then llama.cpp launches the graph of the forward before."""
+    monkeypatch.setattr(loading, "place", lambda *asked: Place(99, "a GPU", ""))
     target, context, shapes = load("llama"), prompt(20), []
     batch = target._llama._batch
     monkeypatch.setattr(batch, "fill", lambda *told, fill=batch.fill: (shapes.append(told), fill(*told)))

@@ -49,8 +49,8 @@ class Llama:
             extra, self.notice = probe.extra_buffers()
             options = replace(options, extra_buffers=extra)
         self.path, self.options = path, options
-        self.sequences = self._spare = options.sequences - 1  # the last one is for rows that fill a forward up
-        self.least = 1  # rows of a forward
+        self.sequences = options.sequences - options.fillers
+        self.least = 1  # rows of a forward, and of sequences if there are so many to fill it up
         loading.check_file(path, options.role)
         self.model = loading.load_model(path, options)
         try:
@@ -61,6 +61,11 @@ class Llama:
             llama_cpp.llama_model_free(self.model)
             raise
         self.close = weakref.finalize(self, _free, self._context, self.model)
+        learned = llama_cpp.llama_model_rope_type(self.model) == llama_cpp.LLAMA_ROPE_TYPE_NONE
+        # Where rows that fill a forward up stand: behind all others, so that one call drops all of them, if positions
+        # may be that large.
+        self._far = 0 if learned else cells
+        self._fillers = range(self.sequences, options.sequences)[: 1 if learned else None]
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = _Batch(options.sequences)
         self._logits, self._address = np.empty((0, 0), np.float32), 0  # a view of llama.cpp's buffer, which stays
@@ -114,10 +119,11 @@ class Llama:
         After a fault the caller drops what may have been half done.
         """
         pad = max(0, self.least - len(outputs or tokens))  # the last layer sees the rows with logits alone
+        fillers = self._missing(sequences) if pad else ()
         self._batch.fill(
             [*tokens, *[tokens[0]] * pad],
-            [*positions, *range(pad)],
-            [*sequences, *[(self._spare,)] * pad],
+            [*positions, *range(self._far, self._far + pad)],
+            [*sequences, *[fillers, *[fillers[:1]] * (pad - 1)][:pad]],
             [*outputs, *range(len(tokens), len(tokens) + pad)] if outputs else (),
         )
         long = len(tokens) > LONG
@@ -125,11 +131,15 @@ class Llama:
         self._abort_when(cancelled if long else never)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if pad:
-            self.drop(self._spare, 0)
+            self.drop(-1 if self._far else fillers[0], self._far)
         if code == 2:
             raise Cancelled
         if code:
             raise self._fault(code)
+
+    def _missing(self, sequences: Sequence[Sequence[int]]) -> Sequence[int]:
+        """The sequences that a forward which is filled up has besides: `least` with its own. One at least."""
+        return self._fillers[: max(1, self.least - len({seq for own in sequences for seq in own}))]
 
     def _fault(self, code: int) -> DuoChatError:
         role = self.options.role

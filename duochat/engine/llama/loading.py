@@ -32,6 +32,7 @@ class Options:
 
     role: str = "draft"
     sequences: int = 128  # held at a time; llama.cpp reserves a row of logits for each
+    fillers: int = 0  # of them for rows that fill a forward up
     unit: int = BATCH // 4  # tokens that go through the layers at once
     fused: bool | None = None  # attention as one step; None: as llama.cpp sees fit
     keys: str = "f16"  # the type of the cache's, as ggml names it

@@ -14,14 +14,16 @@ TRUNK = 0  # the sequence of the trunk; branches use the others
 class Sequences(TreeCache):
     """The cells of one `Llama`."""
 
-    def __init__(self, llama: Llama, chunk: int, room: int, ordered: bool = False) -> None:
-        """room: cells for the tree.
+    def __init__(self, llama: Llama, chunk: int, room: int, ordered: bool = False, later: bool = False) -> None:
+        """room: cells for the tree. later: sequences that end are dropped once the next forward has begun, while a
+        device of its own is at work; until then they take as much room again.
 
         ordered: cells stand in the order of positions, always. What a row sums over its cells is then the same to the
         bit as without a tree. A branch that would leave a hole behind is decoded again when it becomes the trunk.
         """
         super().__init__(chunk)
-        self._llama, self._room, self._ordered = llama, room, ordered
+        self._llama, self._room, self._ordered, self._later = llama, room, ordered, later
+        self._ended: list[int] = []  # sequences to be dropped
         self._tips: dict[int, Entry] = {}  # sequence in use -> its deepest entry
         self._free = list(range(llama.sequences - 1, TRUNK, -1))
         self._shared = [0] * llama.sequences  # how many of the trunk's tokens a sequence holds, in use or free
@@ -35,12 +37,15 @@ class Sequences(TreeCache):
         def run(new: list[Entry], rows: list[Entry]) -> None:
             if len(new) > BATCH:
                 raise ValueError(f"{len(new)} tokens in one batch, {BATCH} at most")
+            if len(self._free) < max(len(rows), self._llama.least):
+                self._drop_ended()
             if len(rows) > min(len(self._free), self._room - self._grown):
                 raise Full
             outputs = range(len(new) - len(rows), len(new))
             tokens, positions, places = [e.token for e in new], [e.position for e in new], self._place(new)
             with self._company(rows, places[-len(rows) :]):
                 self._llama.decode(tokens, positions, places, outputs, cancelled)
+            self._drop_ended()
             for cell, entry in enumerate(new, len(self.tokens)):
                 entry.cell = cell
 
@@ -81,8 +86,15 @@ class Sequences(TreeCache):
         """Free sequences. They keep their part of the trunk, so that the next branch has less to copy."""
         for seq in sequences:
             del self._tips[seq]
+            self._ended.append(seq)
+        if not self._later:
+            self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        for seq in self._ended:
             self._llama.drop(seq, self._shared[seq])
-            self._free.append(seq)
+        self._free += self._ended
+        self._ended = []
 
     def _undo(self, new: Sequence[Entry]) -> None:
         """Give each sequence its older tip back; free it when it had none."""
@@ -110,12 +122,13 @@ class Sequences(TreeCache):
 
     @contextmanager
     def _company(self, rows: Sequence[Entry], places: Sequence[list[int]]) -> Iterator[None]:
-        """Inside, the root belongs to more sequences, so that a forward that is filled up has as many of them as rows.
+        """Inside, the root of as many rows as a forward is filled up to belongs to more sequences, so that it has as
+        many of them as rows. A forward with fewer rows gets them by those that fill it up.
 
         llama.cpp keeps its graph, and a GPU's of it, as long as both numbers stay.
         """
-        filled, start = self._llama.least, self._root.position
-        missing = filled - (len(rows) < filled) - len({seq for own in places for seq in own})
+        start = self._root.position
+        missing = len(rows) - len({seq for own in places for seq in own}) if len(rows) == self._llama.least else 0
         free = len(self._free) if start == len(self.tokens) else 0  # all before it is cached: they may join
         more = [self._copy(TRUNK, start) for _ in range(min(missing, free))]
         places[0].extend(more)

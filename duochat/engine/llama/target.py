@@ -29,6 +29,7 @@ from duochat.models import gguf
 MOST_NODES = 63
 REPRODUCIBLE_WIDTH = 8
 FILLS = (4, 6, 8, 16, 32, MOST_NODES + 1)
+FILLERS = 32  # sequences for rows that fill a GPU's forward up
 CHUNK = BATCH - MOST_NODES - REPRODUCIBLE_WIDTH  # prompt tokens of one forward: a tree has room beside the last ones
 INEXACT = "rows of wider forwards round otherwise here: decoders give the same text up to near ties"
 RECURRENT = "a recurrent model's state cannot be taken back: it decodes plainly, nothing is drafted"
@@ -49,7 +50,8 @@ class LlamaTarget(Target):
         self.exact, self._least, most = _rows(llama, reproducible)
         llama.least = self._least
         self.fills = () if self.shares_cores or reproducible or most == 1 else FILLS
-        self._cache = (Line if llama.recurrent else Sequences)(llama, CHUNK, MOST_NODES + 1, ordered=self.exact)
+        kind = Line if llama.recurrent else Sequences
+        self._cache = kind(llama, CHUNK, MOST_NODES + 1, ordered=self.exact, later=not self.shares_cores)
         self.notes = [RECURRENT] if llama.recurrent else [] if self.exact else [INEXACT]
         self.most_nodes = min(most - 1, MOST_NODES)
         self._tail = None if most == widths.ANY else most
@@ -77,11 +79,13 @@ class LlamaTarget(Target):
         kernel()
         loading.check_file(path, "target")
         context_length = min(context_length, gguf.read(path).get("context_length", context_length))
-        cells = context_length + MOST_NODES + REPRODUCIBLE_WIDTH
+        cells = context_length + 2 * MOST_NODES + REPRODUCIBLE_WIDTH  # two trees: `Sequences`, later
         found = loading.place(path, cells, gpu_layers, devices, rpc)
+        fillers = FILLERS if found.gpu_layers else 1
         options = Options(
             role="target",
-            sequences=MOST_NODES + 3,
+            sequences=MOST_NODES + 2 + fillers,
+            fillers=fillers,
             unit=BATCH,
             fused=(None if flash_attention == AUTO else flash_attention) if found.gpu_layers else True,
             keys="f16" if cache_type == AUTO else cache_type,

@@ -160,20 +160,25 @@ static int first_best(const float *row, int n, const float *peak) {
     return i;
 }
 
-/* Sum of exp(scaled - top) over what is kept by value; a block that is all below e^-25 of the top adds nothing. */
-static double sum_from(const float *row, int n, const float *peak, float scale, float top, float least) {
-    double total = 0;
-    for (int start = 0; start < n; start += BLOCK) {
-        float weight[BLOCK] = {0};
-        int size = n - start < BLOCK ? n - start : BLOCK;
-        if (peak[start / BLOCK] * scale < (least > top - 25 ? least : top - 25)) continue;
-        for (int i = 0; i < size; i++) {
-            float scaled = row[start + i] * scale;
-            weight[i] = scaled < least ? 0 : exponential(scaled - top);
-        }
-        total += sum_up(weight);
+/* Add exp(scaled - top) of what is kept by value to weight[BLOCK]. Not inlined: a compiler then sees that it is plain. */
+__attribute__((noinline)) static void add_weights(const float *restrict row, float scale, float top, float least,
+                                                  float *restrict weight) {
+    for (int i = 0; i < BLOCK; i++) {
+        float scaled = row[i] * scale, e = exponential(scaled - top);
+        weight[i] += scaled < least ? 0 : e;
     }
-    return total;
+}
+
+/* The sum of it over a row; a block that is all below e^-25 of the top adds nothing. */
+static double sum_from(const float *row, int n, const float *peak, float scale, float top, float least) {
+    float weight[BLOCK] = {0}, lowest = least > top - 25 ? least : top - 25, rest[BLOCK];
+    for (int start = 0; start < n; start += BLOCK) {
+        const float *logits = row + start;
+        if (peak[start / BLOCK] * scale < lowest) continue;
+        for (int i = 0; n - start < BLOCK && i < BLOCK; i++) rest[i] = i < n - start ? logits[i] : -1e30f;
+        add_weights(n - start < BLOCK ? rest : logits, scale, top, least, weight);
+    }
+    return sum_up(weight);
 }
 
 /* The best of scaled logit + noise over what is kept; `token` is one of it. Noise is below 17, and of most tokens the

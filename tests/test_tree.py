@@ -118,7 +118,7 @@ def test_acceptance_learns_from_verdicts():
     for _ in range(50):
         acceptance.learn(tree.root.children[0], accepted=False)
     assert acceptance("model", 1, 0.9) < before / 4
-    assert acceptance("model", 2, 0.9) == acceptance.prior("model", 2, 0.9)
+    assert acceptance("model", 2, 0.9) == Acceptance()("model", 2, 0.9)
 
 
 def test_two_sources_that_agree_make_one_node():
@@ -128,4 +128,4 @@ def test_two_sources_that_agree_make_one_node():
     first = tree.root.child(4)
     assert [c.token for c in tree.root.children] == [4, 9]
     assert (first.origin, first.child(5).origin) == ("both", "ngram")
-    assert first.edge > Acceptance.prior("model", 1, 0.7)
+    assert first.edge > Acceptance()("model", 1, 0.7)

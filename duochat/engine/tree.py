@@ -58,30 +58,37 @@ class Acceptance:
     WEIGHT = 8.0
     BINS = tuple(1 / (1 + math.exp(5 - i / 1.2)) for i in range(1, 12))  # where a bin ends
 
+    RANKS = 4  # from here on all are alike
+
     def __init__(self) -> None:
-        self._cells: dict[tuple[str, int, int], list[float]] = {}
+        self._seen: dict[tuple[str, int, int], tuple[float, float]] = {}  # trials and hits of a cell
+        self._lines = {
+            (origin, rank): [self._prior(origin, rank)] * (len(self.BINS) + 1)
+            for origin in ("model", "ngram", "both")
+            for rank in range(1, self.RANKS + 1)
+        }  # of each cell (a, b): a candidate of probability p is taken with a·p + b
 
     @staticmethod
-    def prior(origin: str, rank: int, prob: float) -> float:
+    def _prior(origin: str, rank: int) -> tuple[float, float]:
         """Before any verdict: a distilled draft is a little overconfident, the more so at low rank."""
-        model = 0.95 * prob if rank == 1 else 0.8 * prob
-        return 0.5 if origin == "ngram" else (1 + model) / 2 if origin == "both" else model
-
-    def _cell(self, origin: str, rank: int, prob: float) -> tuple[str, int, int]:
-        return origin, rank if rank < 4 else 4, bisect(self.BINS, prob)
+        model = 0.95 if rank == 1 else 0.8
+        return {"model": (model, 0.0), "ngram": (0.0, 0.5), "both": (model / 2, 0.5)}[origin]
 
     def __call__(self, origin: str, rank: int, prob: float) -> float:
         """Estimated probability of acceptance, in (0, 1)."""
-        trials, hits = self._cells.get(self._cell(origin, rank, prob), (0.0, 0.0))
-        return (self.WEIGHT * self.prior(origin, rank, prob) + hits) / (self.WEIGHT + trials)
+        a, b = self._lines[origin, rank if rank < self.RANKS else self.RANKS][bisect(self.BINS, prob)]
+        return a * prob + b
 
     def learn(self, node: Node, accepted: bool) -> None:
         """Count one verdict of the target; old ones fade so that a change of subject is followed."""
-        cell = self._cells.setdefault(self._cell(node.origin, node.rank, node.prob), [0.0, 0.0])
-        if cell[0] >= 400:
-            cell[0], cell[1] = cell[0] / 2, cell[1] / 2
-        cell[0] += 1
-        cell[1] += accepted
+        kind, place = (node.origin, min(node.rank, self.RANKS)), bisect(self.BINS, node.prob)
+        trials, hits = self._seen.get((*kind, place), (0.0, 0.0))
+        if trials >= 400:
+            trials, hits = trials / 2, hits / 2
+        trials, hits = trials + 1, hits + accepted
+        self._seen[(*kind, place)] = trials, hits
+        (a, b), weight = self._prior(*kind), self.WEIGHT + trials
+        self._lines[kind][place] = self.WEIGHT * a / weight, (self.WEIGHT * b + hits) / weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,8 @@ class Tree:
                 self._agree(known[token], rank, prob, alive)
             elif prob >= self.LEAST or rank == 1:
                 self._hang(node, token, prob, rank, alive=alive)
+            elif not known:
+                break
         if first := candidates.tokens and node.child(candidates.tokens[0]):  # else at the limit
             self.promise += (first.edge - self.promise) / 20
 

@@ -6,7 +6,7 @@
   const CURVES = [
     ["target", "Target: one forward", "tokens verified in it", "token"],
     ["draft", "Draft: one batch", "sequences in it", "sequence"],
-    ["sweep", "Draft: one token, first look", "threads", "thread"],
+    ["sweep", "Draft: a batch of four, first look", "threads", "thread"],
   ];
   const FIRST_LOOK =
     "The first look is a short measurement of its own, made only to choose the number of threads. Then the draft is measured with these: its batch of one sequence is the figure above.";

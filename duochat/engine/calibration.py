@@ -28,6 +28,7 @@ CPU_WIDTHS = (1, 2, 4, 8, 16)  # rows of the forwards that are measured
 GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 LONG = 1536  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
+USUAL = 4  # nodes of a draft's batch, by which its threads are chosen: one node has less to divide among them
 TURNS = 3  # of the target with one number of threads and another
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
@@ -82,7 +83,7 @@ def fewest(sweep: Mapping[int, float]) -> int:
 
 
 def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
-    """Measure both curves, and the number of draft threads that is best for one token.
+    """Measure both curves, and the number of draft threads that is best for a usual batch.
 
     The draft is measured beside a target at work, or alone where that computes on the CPU too: then both ways to share
     the cores are measured, and wide forwards are not tried.
@@ -95,7 +96,7 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
         return Costs(forwards, Curve({1: forwards(1)}))
     fill, filled = _filled(target, forwards)
     with beside(lambda: target.measure((1,), MEASURED)):
-        sweep = {n: draft.measure((1,), n)[1] for n in thread_counts(cores)}
+        sweep = {n: draft.measure((USUAL,), n)[USUAL] for n in thread_counts(cores)}
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
         reading = fewest(draft.measure_reading(n for n in sweep if n >= best))
@@ -138,7 +139,7 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
     read = displacing(target.describe().get("target_weight_bytes", 0))
-    sweep = {n: draft.measure((1,), n, before=read)[1] for n in {*thread_counts(cores), cores}}
+    sweep = {n: draft.measure((USUAL,), n, before=read)[USUAL] for n in {*thread_counts(cores), cores}}
     few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
     others = max(1, min(most, cores - few))
 

@@ -137,7 +137,7 @@ class Costs:
     draft: Curve
     threads: int = 1  # of the draft, as calibrated
     reading: int = 0  # draft threads for prompts; 0 = as many
-    sweep: dict[int, float] = field(default_factory=dict)  # seconds of one drafted token by threads
+    sweep: dict[int, float] = field(default_factory=dict)  # seconds of a usual batch by threads
     contention: float = 0.0  # seconds by which each second of drafting delays the target: shared cores and memory
     shared: bool = False  # the target computes on the draft's cores, and reads a prompt with all of them
     target_threads: int = 0  # of the target, on the CPU; 0 = as many as it has

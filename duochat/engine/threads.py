@@ -21,7 +21,7 @@ class Threads:
     VAIN = 0.03  # ... or more, so that trials in vain cost no greater share of the time
 
     def __init__(self, every: int, sweep: Mapping[int, float]) -> None:
-        """every: the calibrated number. sweep: seconds of one token by the number of threads."""
+        """every: the calibrated number. sweep: seconds of a batch by the number of threads."""
         self.all = self.now = every
         self.slower = {n: seconds / sweep[every] for n, seconds in sweep.items()} if every in sweep else {}
         self.ratios: deque[float] = deque(maxlen=self.TRIAL)

@@ -171,6 +171,30 @@ def test_forwards_that_are_filled_up_have_one_shape(load, monkeypatch):
     assert len(shapes[-1][0]) == 3  # the reading of a prompt is not filled up
 
 
+def test_beside_a_gpu_trees_equal_separate_runs(tmp_path, monkeypatch):
+    """Branches that ended are dropped after the next forward has begun, and rows fill it up: nobody sees either."""
+    monkeypatch.setattr(loading, "place", lambda *asked: Place(99, "a GPU", ""))
+    file = write_gguf(tmp_path / "float.gguf", quantized=gguf.GGMLQuantizationType.F32)  # nothing is rounded to less
+    target, single = (LlamaTarget.load(file, 128, cache_type="f32", flash_attention=False) for _ in range(2))
+    target.every, single, rng, context = True, Alone(single), random.Random(4), prompt(20)
+    for step in range(60):
+        target.fill = rng.choice([0, 4, 8, 8, 32])
+        rights = [single(context)[0]]
+        rights.append(single([*context, *rights])[0])
+        tree = grown(rng, rights, rng.randrange(0, max(1, target.fill) if step % 5 else 40))
+        if step % 7 == 6:
+            with monkeypatch.context() as patch:
+                patch.setattr(target._llama, "arm", target._llama.interrupt)
+                with pytest.raises(Cancelled):
+                    target.verify(context, tree, GREEDY)
+        answer, told = target.verify(context, tree, GREEDY), [single(p) for p in paths(context, tree)]
+        assert answer.tokens == [token for token, _ in told]
+        assert answer.probs == pytest.approx([prob for _, prob in told], rel=1e-4)
+        context = [*context, *accepted(answer, tree)]
+        if rng.random() < 0.15 or len(context) > 100:
+            context = context[: rng.randrange(1, 40)] + prompt(rng.randrange(1, 30), step)
+
+
 def test_beside_a_gpu_llama_cpp_computes_with_one_thread(load, monkeypatch):
     """Its pool and the draft's threads would outnumber the cores, and wait for each other at every barrier."""
     monkeypatch.setattr(loading, "place", lambda *asked: Place(99, "a GPU", ""))

@@ -108,6 +108,7 @@ class Sequences(TreeCache):
                     self._llama.drop(seq, tip.position + 1)
                 else:
                     self._release([seq])
+        self._drop_ended()  # the next forward may need their cells
 
     def _place(self, new: Sequence[Entry]) -> list[list[int]]:
         """Give each new entry its sequences: one a branch that ends in this batch, all of those on the way to them."""

@@ -174,6 +174,22 @@ def test_a_changed_file_under_a_pin_is_fetched_again(shelf, content):
     assert fetch(pinned).read_bytes() == content
 
 
+def test_folders_that_go_while_they_are_weighed(tmp_path, monkeypatch):
+    """pip's own come and go; a first start ended with a traceback where one went at the wrong moment."""
+    (tmp_path / "whole").write_bytes(b"12345")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    scan = os.scandir
+
+    def going(path):
+        if os.fspath(path) == str(gone):
+            gone.rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", going)
+    assert store.weight(tmp_path) == 5
+
+
 def test_another_digest_leaves_nothing(tmp_path, shelf):
     with pytest.raises(DuoChatError, match="has not the SHA-256 ffff"):
         fetch(f"{REF}#sha256={'f' * 64}")

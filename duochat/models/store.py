@@ -95,11 +95,12 @@ def remove(path: Path) -> None:
 
 
 def weight(folder: Path) -> int:
-    """Bytes in all files below a folder, which another process may be writing."""
+    """Bytes in all files below a folder, which another process may be writing: what has gone meanwhile is no fault."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # moved since it was listed
-            total += path.stat().st_size if path.is_file() else 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_size
     return total
 
 

@@ -6,10 +6,10 @@
   const CURVES = [
     ["target", "Target: one forward", "tokens verified in it", "token"],
     ["draft", "Draft: one batch", "sequences in it", "sequence"],
-    ["sweep", "Draft: a batch of four, first look", "threads", "thread"],
+    ["sweep", "Draft: first look", "threads", "thread"],
   ];
   const FIRST_LOOK =
-    "The first look is a short measurement of its own, made only to choose the number of threads. Then the draft is measured with these: its batch of one sequence is the figure above.";
+    "The first look is a short measurement of its own, of batches of four, made only to choose the number of threads. Then the draft is measured with these: its batch of one sequence is the figure above.";
 
   const WEIGHTS = "The target’s weights alone"; // a pair's need in “Models” has the cache and working space on top
   const FACTS = {

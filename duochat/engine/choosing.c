@@ -175,8 +175,11 @@ static double sum_from(const float *row, int n, const float *peak, float scale, 
     for (int start = 0; start < n; start += BLOCK) {
         const float *logits = row + start;
         if (peak[start / BLOCK] * scale < lowest) continue;
-        for (int i = 0; n - start < BLOCK && i < BLOCK; i++) rest[i] = i < n - start ? logits[i] : -1e30f;
-        add_weights(n - start < BLOCK ? rest : logits, scale, top, least, weight);
+        if (n - start < BLOCK) {
+            for (int i = 0; i < BLOCK; i++) rest[i] = i < n - start ? logits[i] : -1e30f; /* adds nothing */
+            logits = rest;
+        }
+        add_weights(logits, scale, top, least, weight);
     }
     return sum_up(weight);
 }

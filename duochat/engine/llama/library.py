@@ -119,11 +119,10 @@ class Llama:
         After a fault the caller drops what may have been half done.
         """
         pad = max(0, self.least - len(outputs or tokens))  # the last layer sees the rows with logits alone
-        fillers = self._missing(sequences) if pad else ()
         self._batch.fill(
             [*tokens, *[tokens[0]] * pad],
             [*positions, *range(self._far, self._far + pad)],
-            [*sequences, *[fillers, *[fillers[:1]] * (pad - 1)][:pad]],
+            [*sequences, *self._filling(pad, sequences)],
             [*outputs, *range(len(tokens), len(tokens) + pad)] if outputs else (),
         )
         long = len(tokens) > LONG
@@ -131,15 +130,18 @@ class Llama:
         self._abort_when(cancelled if long else never)
         code = llama_cpp.llama_decode(self._context, self._batch.struct)
         if pad:
-            self.drop(-1 if self._far else fillers[0], self._far)
+            self.drop(-1 if self._far else self._fillers[0], self._far)
         if code == 2:
             raise Cancelled
         if code:
             raise self._fault(code)
 
-    def _missing(self, sequences: Sequence[Sequence[int]]) -> Sequence[int]:
-        """The sequences that a forward which is filled up has besides: `least` with its own. One at least."""
-        return self._fillers[: max(1, self.least - len({seq for own in sequences for seq in own}))]
+    def _filling(self, pad: int, sequences: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """The sequences of the rows that fill a forward up: the first has as many as make `least` with all others."""
+        if not pad:
+            return []
+        missing = self.least - len({seq for own in sequences for seq in own})
+        return [self._fillers[: max(1, missing)], *[self._fillers[:1]] * (pad - 1)]
 
     def _fault(self, code: int) -> DuoChatError:
         role = self.options.role

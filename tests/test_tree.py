@@ -40,7 +40,7 @@ class NaiveTree:
         self.expanded.add(at)
         for rank, (token, prob) in enumerate(zip(tokens, probs, strict=True), 1):
             known = (*at, token) in self.edges
-            if not known and rank > 1 and prob < Tree.LEAST:
+            if not known and rank > 1 and (prob < Tree.LEAST or self.reach(at) * prob < Tree.FAINT):
                 continue
             self.edges[(*at, token)] = ("both" if known else "model", rank, prob)
 

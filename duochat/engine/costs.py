@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,12 @@ class Curve:
     def __call__(self, size: int) -> float:
         """Seconds that a call of this size takes now."""
         return self.now.value * self.measured(size)
+
+    @property
+    def slope(self) -> float:
+        """Seconds that one more costs now wherever it costs least, at least 0."""
+        steps = pairwise(self.seconds)
+        return max(0.0, min(((self(high) - self(low)) / (high - low) for low, high in steps), default=0.0))
 
     def observe(self, size: int, seconds: float) -> None:
         """Follow a live timing."""

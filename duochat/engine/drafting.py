@@ -72,7 +72,8 @@ class State:
         return outcome
 
     def learn(self, told: Round) -> None:
-        """The schedule learns from a round; in a pause the draft falls behind."""
+        """Tree and schedule learn from a round; in a pause the draft falls behind."""
+        self.tree.learn()
         self.schedule.observe(told)
         if self.schedule.reason:
             self.joined = False
@@ -109,7 +110,7 @@ class State:
         """The round that ended with this outcome; rest: its place, its times, and what `since` said."""
         drafts = self.schedule.drafts
         return Round(
-            **rest,
+            **rest | {"drafted": tuple(rest["drafted"])},
             tokens=outcome.tokens,
             last=outcome.last,
             pending=tuple(node.id for node in pending),
@@ -173,43 +174,45 @@ class DraftLane:
             if not self.state.schedule.turns:
                 self.changed.wait(min(0.05, left))
             elif nodes := self.state.next_batch():
-                self._attempt(nodes, self.state.tree.context, cancelled)
+                self._attempt(nodes, cancelled)
             else:
                 break
             waited = self.clock() - began
         self.state.waited += waited
 
     def _run(self) -> None:
-        """The lane's life, as long as the request."""
-        while (work := self._next()) is not None:
-            self._attempt(*work)
+        """The lane's life, as long as the request. Whoever has the lock has nearly the whole interpreter: it is kept
+        but for the decoding."""
+        with self.changed:
+            while nodes := self._next():
+                self._attempt(nodes)
 
-    def _attempt(self, nodes: list[Node], context: Sequence[int], cancelled: Callable[[], bool] = never) -> None:
+    def _next(self) -> list[Node]:
+        """The next batch, as soon as there is one; empty: the request is over."""
+        while not (self.closed or self.state.fault):
+            if nodes := self.state.next_batch():
+                return nodes
+            self.changed.notify_all()  # the target may wait for this
+            self.changed.wait()
+        return []
+
+    def _attempt(self, nodes: list[Node], cancelled: Callable[[], bool] = never) -> None:
         try:
-            self._draft(nodes, context, cancelled)
+            self._draft(nodes, cancelled)
         except Cancelled:
             return
         except Exception as fault:  # noqa: BLE001 - the chat goes on without drafts and says why
-            with self.changed:
-                self.state.fault = f"the draft failed: {fault or type(fault).__name__}"
-                self.changed.notify_all()
+            self.state.fault = f"the draft failed: {fault or type(fault).__name__}"
+        self.changed.notify_all()
 
-    def _next(self) -> tuple[list[Node], list[int]] | None:
-        with self.changed:
-            while not (self.closed or self.state.fault):
-                if nodes := self.state.next_batch():
-                    return nodes, self.state.tree.context
-                self.changed.notify_all()  # the target may wait for this
-                self.changed.wait()
-        return None
-
-    def _draft(self, nodes: list[Node], context: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        started = self.clock()
+    def _draft(self, nodes: list[Node], cancelled: Callable[[], bool]) -> None:
+        started, context = self.clock(), self.state.tree.context
         dropped = lambda: nodes is not self.state.in_flight or cancelled()  # noqa: E731
-        candidates, choosing = self.drafter.expand(context, nodes, self.sampling, dropped)
-        batch = Batch(started, self.clock(), len(nodes), choosing)
-        with self.changed:
-            threads = self.state.grow(nodes, candidates, batch)
-            self.changed.notify_all()
-        if threads:
+        self.changed.release()
+        try:
+            candidates, choosing = self.drafter.expand(context, nodes, self.sampling, dropped)
+            batch = Batch(started, self.clock(), len(nodes), choosing)
+        finally:
+            self.changed.acquire()
+        if threads := self.state.grow(nodes, candidates, batch):
             self.drafter.set_threads(threads, self.state.schedule.costs.reading)

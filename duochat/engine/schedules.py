@@ -283,11 +283,12 @@ class Best(Schedule):
         return min(self.fixed_budget or self.costs.widest, self.costs.widest - 1)
 
     def _worthy(self, tree: Tree) -> list[Node]:
-        nodes = tree.best(self._most, self.SMALLEST)
-        gains, expected = [(-self.rate * self.costs.target(1), 0)], 0.0
+        rate, seconds, expected = self.rate, self.costs.target, 0.0
+        nodes = tree.best(self._most, max(self.SMALLEST, rate * seconds.slope))  # less reach can nowhere pay
+        gains = [(-rate * seconds(1), 0)]
         for n, node in enumerate(nodes, 1):
             expected += node.reach
-            gains.append((expected - self.rate * self.costs.target(n + 1), n))
+            gains.append((expected - rate * seconds(n + 1), n))
         return nodes[: max(gains)[1]]
 
     def read(self, tree: Tree) -> None:
@@ -315,15 +316,15 @@ class Best(Schedule):
         A decoded node brings one token when the target reaches it and accepts what the draft puts after it, and widens
         the forward by a row. Where the first further row costs the most, only several pay.
         """
-        rows, gain, worth = len(self.pending(tree)) + 1, 0.0, 0.0
+        rate, rows, gain, worth = self.rate, len(self.pending(tree)) + 1, 0.0, 0.0
         bring = [-node.reach * tree.promise for node in nodes]  # the next node of each, as a heap
-        own, here, one = -sum(bring) / self.rate, self.costs.target(rows), self.costs.draft(1)
+        own, here, one = -sum(bring) / rate, self.costs.target(rows), self.costs.draft(1)
         for more in range(1, self._most - rows + 2):
-            if not bring or -bring[0] < self.rate * one:
+            if not bring or -bring[0] < rate * one:
                 break
             gain -= heapq.heapreplace(bring, bring[0] * tree.promise)
             later = max(0, more - len(nodes)) * one
-            worth = max(worth, gain / self.rate - max(0.0, self.costs.target(rows + more) - here) - later)
+            worth = max(worth, gain / rate - max(0.0, self.costs.target(rows + more) - here) - later)
         return min(own, worth) if worth > self.costs.draft(len(nodes)) else 0.0
 
     def observe(self, r: Round) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 
 from duochat.engine.lanes import Answer, Candidates
 from duochat.engine.rounds import Draft
@@ -31,6 +32,7 @@ class Node:
     reach: float = 1.0
     id: int = -1  # set when the token counts as drafted
     expanded: bool = False  # the draft model has decoded it: its children are known
+    committed: bool = False  # a root, now or before
     children: list[Node] = field(default_factory=list)
 
     def child(self, token: int) -> Node | None:
@@ -109,6 +111,7 @@ class Tree:
 
     LEAST = 0.02  # a less probable candidate is hopeless: on a virtual clock .004 to .03 give the same speed, within
     #               2 %, and each candidate costs the interpreter microseconds that both lanes wait for
+    FAINT = 1e-3  # and so is one of less reach; there 0 gives the same, .004 1 % less
 
     def __init__(
         self,
@@ -118,9 +121,10 @@ class Tree:
         vocabulary: int = 2**31,  # no token may be this or more: a draft's padding may go further than the target's
     ) -> None:
         self.context, self.limit, self.vocabulary = list(context), limit, vocabulary  # a new list for each root
-        self.root = Node(self.context[-1], None, len(self.context) - 1)
+        self.root = Node(self.context[-1], None, len(self.context) - 1, committed=True)
         self.acceptance = acceptance or Acceptance()
-        self.drafted: list[Draft] = []  # since the last `take_drafted`
+        self._verdicts: list[tuple[list[Node], int]] = []  # candidates and the target's token, since the last `learn`
+        self._drafted: list[tuple] = []  # a Draft's fields, since the last `take_drafted`
         self.version = 0  # counts what changes the tree
         self.promise = 0.75  # estimated acceptance of the draft's first choices, the last twenty above all
         self._open: dict[int, Node] = {}  # drafted and without a fate
@@ -148,27 +152,27 @@ class Tree:
         A node that left the tree is only counted.
         """
         self.claim(node)
-        self.version += 1
         node.expanded = True
-        alive = node.below(self.root)
+        if not node.below(self.root):
+            return
+        self.version += 1
         known = {child.token: child for child in node.children}
         for rank, (token, prob) in enumerate(zip(candidates.tokens, candidates.probs, strict=True), 1):
             if token in known:
-                self._agree(known[token], rank, prob, alive)
-            elif prob >= self.LEAST or rank == 1:
-                self._hang(node, token, prob, rank, alive=alive)
+                self._agree(known[token], rank, prob)
+            elif rank == 1 or (prob >= self.LEAST and node.reach * prob >= self.FAINT):
+                self._hang(node, token, prob, rank)
             elif not known:
                 break
         if first := candidates.tokens and node.child(candidates.tokens[0]):  # else at the limit
             self.promise += (first.edge - self.promise) / 20
 
-    def _agree(self, child: Node, rank: int, prob: float, alive: bool = True) -> None:
+    def _agree(self, child: Node, rank: int, prob: float) -> None:
         """The draft model and prompt lookup propose the same token here."""
         child.prob, child.rank, child.origin = prob, rank, "both"
         child.edge = self.acceptance("both", rank, prob)
         child.reach = child.parent.reach * child.edge
-        if alive:
-            self._rescale(child)
+        self._rescale(child)
 
     def graft(self, tokens: Sequence[int], probs: Sequence[float]) -> None:
         """Hang a chain of tokens from prompt lookup below the root, each with its own chance of acceptance."""
@@ -182,34 +186,30 @@ class Tree:
                 self._agree(child, child.rank, child.prob)
             node = child
 
-    def _hang(
-        self, parent: Node, token: int, prob: float, rank: int, origin: str = "model", alive: bool = True
-    ) -> Node:
-        """A new node below its parent and, when that is in the tree, in the frontier; one too many stays outside."""
+    def _hang(self, parent: Node, token: int, prob: float, rank: int, origin: str = "model") -> Node:
+        """A new node below its parent and in the frontier; one too many stays outside."""
         edge, position = self.acceptance(origin, rank, prob), parent.position + 1
         child = Node(token, parent, position, prob, rank, origin, edge, parent.reach * edge)
         if position < self.limit and token < self.vocabulary:
             parent.children.append(child)
-            if alive:
-                self._push(child)
+            self._push(child)
         return child
 
     def claim(self, node: Node) -> None:
         """Count a token as drafted: it was decoded by the draft, or is sent to the target. The root is not drafted."""
-        if node.id >= 0 or node.rank == 0:
+        if node.id >= 0 or node.committed:
             return
         node.id = self._ids
         self._ids += 1
         self._open[node.id] = node
         parent = node.parent.id if node.parent is not None else -1
-        self.drafted.append(
-            Draft(node.id, parent, node.position, node.token, node.prob, min(1.0, node.reach), node.rank, node.origin)
-        )
+        reach = min(1.0, node.reach)
+        self._drafted.append((node.id, parent, node.position, node.token, node.prob, reach, node.rank, node.origin))
 
-    def take_drafted(self) -> tuple[Draft, ...]:
-        """The tokens drafted since the last call."""
-        drafted, self.drafted = tuple(self.drafted), []
-        return drafted
+    def take_drafted(self) -> Iterator[Draft]:
+        """The tokens drafted since the last call; made when they are asked for."""
+        drafted, self._drafted = self._drafted, []
+        return starmap(Draft, drafted)
 
     def _push(self, node: Node) -> None:
         self._pushed += 1
@@ -239,14 +239,15 @@ class Tree:
     def advance(
         self, pending: Sequence[Node], answer: Answer, keep: Callable[[tuple[int, ...]], int | None]
     ) -> Outcome:
-        """Walk down `pending` with the target's own tokens, commit them, and re-root at the last.
+        """Walk down `pending` with the target's own tokens, commit them, and re-root at the last. What they say of the
+        draft is kept for `learn`.
 
         keep: given the tokens, how many of them to commit when the answer ends here, or None for all.
         """
         path, rows = self._walk(pending, answer)
         tokens = tuple(answer.tokens[row] for row in rows)
         kept = keep(tokens)
-        self._learn(path, tokens)
+        self._verdicts += ((node.children, token) for node, token in zip(path, tokens, strict=False))
         if kept is not None and kept < len(tokens):
             path, rows, tokens = path[: kept + 1], rows[:kept], tokens[:kept]
         return self._commit(path, tuple(rows), tokens)
@@ -264,10 +265,12 @@ class Tree:
             row = row_of.get(node)
         return path, rows
 
-    def _learn(self, path: Sequence[Node], tokens: Sequence[int]) -> None:
+    def learn(self) -> None:
+        """Let `acceptance` learn from the target's verdicts since the last call, if it does."""
+        verdicts, self._verdicts = self._verdicts, []
         learn = getattr(self.acceptance, "learn", None)
-        for node, token in zip(path, tokens, strict=False) if learn else ():
-            for child in node.children:
+        for candidates, token in verdicts if learn else ():
+            for child in candidates:
                 learn(child, child.token == token)
 
     def _commit(self, path: list[Node], rows: tuple[int, ...], tokens: tuple[int, ...]) -> Outcome:
@@ -282,7 +285,7 @@ class Tree:
             node.children = []
         self.context = [*self.context, *tokens]
         self.root = path[-1]
-        self.root.rank = 0
+        self.root.committed = True
         return Outcome(tokens, rows, last, accepted, rejected, self._reroot(), self.root.expanded)
 
     def _reroot(self) -> tuple[int, ...]:

@@ -560,7 +560,7 @@ static void propose(Lane *m, int self) {
     find_norms(m, m->wanted, norm);
     int from, to;
     part(m, self, blocks, &from, &to);
-    for (int b = from; b < to; b++) {
+    for (int b = from; b < to && !atomic_load_explicit(&m->stop, memory_order_relaxed); b++) { /* half of a pass */
         const int end = (b + 1) * BLOCK < m->head.rows ? (b + 1) * BLOCK : m->head.rows;
         for (int g = b * (BLOCK / ROWS); g < groups_of(end); g++) {
             float y[MOST][ROWS] __attribute__((aligned(64)));
@@ -801,7 +801,8 @@ void move(Lane *m, int from, int to) {
     m->parents[to] = to - 1;
 }
 
-/* To be set to 1 from any thread: leave the running pass at its next barrier, and each later one, until it is 0. */
+/* To be set to 1 from any thread: leave the running pass at its next barrier, and each later one, until it is 0. It may
+   become 0 only between passes. */
 atomic_int *stop(Lane *m) { return &m->stop; }
 
 const char *path(void) { return PATH; }

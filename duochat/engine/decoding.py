@@ -124,30 +124,23 @@ class TargetLane:
         self.news: Callable[[], Round] | None = None  # the record of the last round, until it is told
 
     def begin(self, progress: Callable[[int, int], None] | None) -> Forward:
-        """Wait for a draft if that is worth it, choose what to verify, and send it to the device.
-
-        All under the lock: beside a draft lane that wants the interpreter too, to send it takes twice as long.
-        """
+        """Wait for a draft if that is worth it, choose what to verify, and send it to the device."""
         drafting, state = self.drafting, self.state
         with drafting.changed:
             drafting.wait(state.schedule.patience, self.cancelled)
             waited, state.waited = state.waited, 0.0
             pending = state.choose()
-            began = drafting.clock()
-            answer = self._send(pending, progress)
-            forward = Forward(pending, waited, began, drafting.clock() - began, answer)
             drafting.changed.notify_all()
+        sharing = state.schedule.sharing
+        if threads := sharing.crew.now:  # on a CPU
+            self.target.set_threads(threads, state.schedule.whole.target_threads)
+        self.target.fill = sharing.fill
+        began = drafting.clock()
+        answer = self.target.begin(state.tree.context, rows(pending), drafting.sampling, self.cancelled, progress)
+        forward = Forward(pending, waited, began, drafting.clock() - began, answer)
         drafting.start()
         state.schedule.read(state.tree)
         return forward
-
-    def _send(self, pending: Sequence[Node], progress: Callable[[int, int], None] | None) -> Callable[[], Answer]:
-        target, schedule = self.target, self.state.schedule
-        if threads := schedule.sharing.crew.now:  # on a CPU
-            target.set_threads(threads, schedule.whole.target_threads)
-        target.fill = schedule.sharing.fill
-        context, sampling = self.state.tree.context, self.drafting.sampling
-        return target.begin(context, rows(pending), sampling, self.cancelled, progress)
 
     def commit(self, forward: Forward) -> None:
         """Take the answer, re-root the tree at the outcome; what happened becomes the news."""

@@ -181,8 +181,7 @@ class DraftLane:
         self.state.waited += waited
 
     def _run(self) -> None:
-        """The lane's life, as long as the request. Whoever has the lock has nearly the whole interpreter: it is kept
-        but for the decoding."""
+        """The lane's life, as long as the request; under the lock, but for the decoding."""
         with self.changed:
             while nodes := self._next():
                 self._attempt(nodes)

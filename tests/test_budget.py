@@ -4,13 +4,15 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duochat.engine.calibration import beside, fewest, in_turns, measure, thread_counts
 from duochat.engine.costs import Costs, Curve
 from duochat.engine.decoding import DECODERS
 from duochat.engine.lanes import Candidates
 from duochat.engine.rounds import Batch, Round
-from duochat.engine.schedules import Schedule
+from duochat.engine.schedules import Best, Schedule
 from duochat.engine.tree import Acceptance, Tree
 
 
@@ -284,3 +286,20 @@ def test_a_few_bad_rounds_are_no_reason_for_a_pause():
     for rounds, tokens, reason in ((100, 2, False), (12, 1, False), (200, 1, True)):
         pays(costs, rounds, tokens, 1.3)
         assert bool(costs.watch.reason) == reason
+
+
+@given(st.lists(st.floats(1e-4, 5e-3), min_size=7, max_size=7), st.floats(20, 2000), st.randoms())
+def test_the_subtree_is_the_best_of_all_though_few_nodes_are_looked_at(seconds, rate, random):
+    """Whatever the curve, rising or not, and wherever it is steep."""
+    costs = Costs.of(dict(zip((1, 2, 4, 8, 16, 32, 64), seconds, strict=True)), {1: 1e-3})
+    schedule, tree = Best(costs), Tree([1])
+    schedule.gain = rate * costs.plain
+    for _ in range(12):
+        probs = sorted((random.uniform(0.02, 0.9) for _ in range(4)), reverse=True)
+        tree.grow(tree.frontier(1)[0], Candidates((1, 2, 3, 4), tuple(probs)))
+    worth = [-schedule.rate * costs.target(1)]
+    for n, node in enumerate(nodes := tree.best(63, schedule.SMALLEST), 1):
+        worth.append(sum(node.reach for node in nodes[:n]) - schedule.rate * costs.target(n + 1))
+    chosen = schedule.pending(tree)
+    assert chosen == nodes[: len(chosen)]
+    assert worth[len(chosen)] == pytest.approx(max(worth))

@@ -121,6 +121,34 @@ def test_acceptance_learns_from_verdicts():
     assert acceptance("model", 2, 0.9) == Acceptance()("model", 2, 0.9)
 
 
+def test_verdicts_are_learned_when_that_is_asked():
+    acceptance, tree = Acceptance(), Tree([1], estimate)
+    tree.acceptance = acceptance
+    tree.grow(tree.root, Candidates((7, 8), (0.9, 0.05)))
+    before = acceptance("model", 1, 0.9), acceptance("model", 2, 0.05)
+    tree.advance(tree.best(2), Answer([7, 3, None], [1.0, 1.0, None], []), all_of)
+    assert (acceptance("model", 1, 0.9), acceptance("model", 2, 0.05)) == before
+    tree.learn()
+    after = acceptance("model", 1, 0.9), acceptance("model", 2, 0.05)
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+    tree.learn()
+    assert (acceptance("model", 1, 0.9), acceptance("model", 2, 0.05)) == after
+
+
+def test_what_died_while_it_was_decoded_is_counted_and_hangs_nothing():
+    tree = Tree([1])
+    tree.grow(tree.root, Candidates((7, 8), (0.6, 0.3)))
+    dead = tree.root.child(8)
+    tree.advance([], Answer([7], [1.0], []), all_of)
+    version = tree.version
+    tree.grow(dead, Candidates((5, 6), (0.9, 0.05)))
+    assert [draft.token for draft in tree.take_drafted()] == [8]
+    assert not dead.children
+    assert tree.version == version
+    assert [node.token for node in tree.frontier(8)] == [7]
+
+
 def test_two_sources_that_agree_make_one_node():
     tree = Tree([1, 2, 3])
     tree.graft([4, 5], [0.6, 0.8])

@@ -111,7 +111,7 @@ class Tree:
 
     LEAST = 0.02  # a less probable candidate is hopeless: on a virtual clock .004 to .03 give the same speed, within
     #               2 %, and each candidate costs the interpreter microseconds that both lanes wait for
-    FAINT = 1e-3  # and so is one of less reach; there 0 gives the same, .004 1 % less
+    FAINT = 1e-3  # and so is one of less reach: on that clock 0 gives the same, .004 1 % less
 
     def __init__(
         self,

@@ -553,14 +553,14 @@ static void feed(Lane *m, int self, const Layer *l) {
     }
 }
 
-/* Logits of the wanted nodes, surveyed. */
+/* Logits of the wanted nodes, surveyed. Half of a pass, so it is left inside too. */
 static void propose(Lane *m, int self) {
     const int padded = groups_of(m->head.rows) * ROWS, blocks = (m->head.rows + BLOCK - 1) / BLOCK;
     float norm[MOST];
     find_norms(m, m->wanted, norm);
     int from, to;
     part(m, self, blocks, &from, &to);
-    for (int b = from; b < to && !atomic_load_explicit(&m->stop, memory_order_relaxed); b++) { /* half of a pass */
+    for (int b = from; b < to && !atomic_load_explicit(&m->stop, memory_order_relaxed); b++) {
         const int end = (b + 1) * BLOCK < m->head.rows ? (b + 1) * BLOCK : m->head.rows;
         for (int g = b * (BLOCK / ROWS); g < groups_of(end); g++) {
             float y[MOST][ROWS] __attribute__((aligned(64)));

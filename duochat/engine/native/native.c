@@ -53,7 +53,10 @@ typedef uint8_t Bytes __attribute__((vector_size(4 * LANES), may_alias));
 #define UNROLL _Pragma("GCC unroll 16")
 
 /* sum[row] += four weights of the row (4 bits each: 0 to 15; 8 bits: plus ZERO8) times the four numbers of x.
-   halves: LANES numbers of 16 bits. */
+   begun, settled: a block's sum before and after, with `more` in it. AVX2 adds each two products of 4 bits in 16 bits,
+   which hold 8 times 2 · 15 · 127. halves: LANES numbers of 16 bits. */
+#define begun(more, bits) ((Ints){0} + (more))
+#define settled(sum, more, bits) (sum)
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 INLINE Ints dot(Ints sum, Bytes weights, int32_t x, int bits) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, _mm512_set1_epi32(x));
@@ -62,8 +65,16 @@ INLINE Floats halves(const half *h) { return (Floats)_mm512_cvtph_ps(_mm256_load
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 INLINE Ints dot(Ints sum, Bytes weights, int32_t x, int bits) {
     __m256i w = (__m256i)weights, v = _mm256_set1_epi32(x);
-    if (bits == 8) v = _mm256_sign_epi8(v, w), w = _mm256_abs_epi8(w);
-    return sum + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(w, v), _mm256_set1_epi16(1));
+    if (bits == 4) return (Ints)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(w, v));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(v, w));
+    return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#undef begun
+#undef settled
+INLINE Ints begun(int32_t more, int bits) { return (Ints){0} + (bits == 8 ? more : 0); }
+INLINE Ints settled(Ints sum, int32_t more, int bits) {
+    if (bits == 8) return sum;
+    return (Ints)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) + more;
 }
 INLINE Floats halves(const half *h) { return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const void *)h)); }
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -322,7 +333,7 @@ INLINE void multiply(const Matrix *w, int group, const Block *x, const float *fa
         const Block *of = x;
         for (int b = 0; b < blocks; b++, weights += bytes, scales += ROWS, of += n) {
             Ints sum[MOST];
-            UNROLL for (int t = 0; t < n; t++) sum[t] = ((Ints){0} + of[t].shift) * zero;
+            UNROLL for (int t = 0; t < n; t++) sum[t] = begun(of[t].shift * zero, bits);
             UNROLL for (int i = 0; i < QUANT * bits / 32; i++) {
                 Bytes w8 = *(const Bytes *)(weights + 4 * ROWS * i), low = (Bytes)(w8 & 15), high = (Bytes)(w8 >> 4);
                 UNROLL for (int t = 0; t < n; t++) {
@@ -332,8 +343,10 @@ INLINE void multiply(const Matrix *w, int group, const Block *x, const float *fa
                 }
             }
             Floats scale = halves(scales);
-            UNROLL for (int t = 0; t < n; t++)
-                total[t] += __builtin_convertvector(sum[t], Floats) * (scale * of[t].scale);
+            UNROLL for (int t = 0; t < n; t++) {
+                Ints all = settled(sum[t], of[t].shift * zero, bits);
+                total[t] += __builtin_convertvector(all, Floats) * (scale * of[t].scale);
+            }
             if (type != Q4_1) continue;
             Floats offset = halves(offsets + (size_t)b * ROWS);
             UNROLL for (int t = 0; t < n; t++) total[t] += offset * of[t].sum;

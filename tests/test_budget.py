@@ -261,7 +261,7 @@ def pays(costs: Costs, rounds: int, tokens: int, seconds: float, chance: float =
     schedule, now = DECODERS["duotree"](costs), 0.0
     for index in range(rounds):
         tree = Tree([1, 2], Acceptance(), 100)
-        if not schedule.reason:
+        if schedule.frontier(tree, verifying=False):
             tree.grow(tree.root, Candidates((3,), (chance,)))
         nodes = schedule.choose(tree)
         now += seconds
@@ -278,6 +278,22 @@ def test_a_pause_outlives_a_request():
     left = costs.watch.left
     assert pays(costs, 5, 1, 1.0).reason
     assert costs.watch.left == left - 5
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_draft_with_cores_of_its_own_is_looked_at_before_it_is_tried_again(shared):
+    costs = Costs.of({1: 1.0, 2: 1.05, 8: 1.3}, {1: 0.01})
+    costs.shared = shared
+    assert pays(costs, 16, 1, 1.3, chance=0.05).reason, "1.05 tokens in 1.3 plain forwards"
+    for chance in (0.05, 0.9):
+        schedule = pays(costs, costs.watch.left, 1, 1.0)
+        assert bool(schedule.reason) == costs.watch.looking == (not shared)
+        if not shared:
+            pays(costs, 15, 1, 1.0, chance)  # beside plain forwards
+            assert costs.watch.looking
+            assert ("would" in pays(costs, 1, 1, 1.0, chance).reason) == (chance == 0.05)
+        else:
+            assert ("gave" in pays(costs, 30, 1, 1.3, chance).reason) == (chance == 0.05)
 
 
 def test_a_few_bad_rounds_are_no_reason_for_a_pause():

@@ -222,11 +222,11 @@ class Best(Schedule):
         self.costs.watch = self.watch = self.costs.watch or Watch(self.costs)
         self.watch.before = None
         self.lookup = Lookup()
-        self._promises: deque[float] = deque()  # tokens expected of forwards whose rounds are not told yet
+        self._promises: deque[tuple[float, int]] = deque()  # tokens and rows of forwards whose rounds are not told yet
         self._chosen: tuple[int, list[Node]] | None = None  # the tree's version, and what to verify of it
         self._batch: tuple[int, list[Node]] | None = None  # and what to decode next
         self.gain = max(1.0, self.watch.speedup) if self.watch.window else 1.5  # over plain decoding lately
-        self.reason = self._vain() or (self.watch.reason if self.watch.left else "")
+        self.reason = self._vain() or self.watch.reason
 
     @property
     def rate(self) -> float:
@@ -241,7 +241,7 @@ class Best(Schedule):
         return f"drafting would give {gain:.2f}× plain decoding here at best" if gain < 1 else ""
 
     def frontier(self, tree: Tree, verifying: bool) -> list[Node]:
-        if self.reason or self.reading or (self.turns and verifying):
+        if (self.reason and not self.watch.looking) or self.reading or (self.turns and verifying):
             return []
         nodes = self._likeliest(tree)
         if self.turns and not self._worth_waiting(tree, nodes):
@@ -274,7 +274,8 @@ class Best(Schedule):
 
     def choose(self, tree: Tree) -> list[Node]:
         nodes = super().choose(tree)
-        self._promises.append(1 + sum(node.reach for node in nodes))
+        seen = self._worthy(tree) if self.watch.looking else nodes
+        self._promises.append((1 + sum(node.reach for node in seen), len(seen) + 1))
         return nodes
 
     @property
@@ -296,7 +297,7 @@ class Best(Schedule):
 
     def graft(self, tree: Tree) -> None:
         self.read(tree)
-        if not self.reason:
+        if not self.reason or self.watch.looking:
             tree.graft(*self.lookup.continuation(tree.context))
 
     def patience(self, tree: Tree) -> float:
@@ -330,7 +331,7 @@ class Best(Schedule):
     def observe(self, r: Round) -> None:
         super().observe(r)
         self._chosen = self._batch = None
-        self.reason = self.watch.observe(r, self._promises.popleft()) or self._vain()
+        self.reason = self.watch.observe(r, *self._promises.popleft()) or self._vain()
         if self.watch.window:
             self.gain = max(1.0, self.watch.speedup)
         if self.reason and self.costs is not self.whole:  # what is not used now follows what is

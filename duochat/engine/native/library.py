@@ -23,7 +23,7 @@ from duochat.models import gguf
 from duochat.models.trim import kept
 
 SOURCE = Path(__file__).with_name("native.c")
-IN_ORDER = ("-fno-tree-ter",)  # GCC would multiply ahead of the sums: with AVX2's sixteen registers it spills half of them
+IN_ORDER = ("-fno-tree-ter",)  # GCC would multiply ahead of the sums, and AVX2's sixteen registers hold half of that
 GROUP = 16  # rows of a matrix, and cells, that are held together
 MOST = 8  # nodes of a pass
 NORMS, MATRICES = (0, 1), (2, 3, 8)  # tensor types: F32, F16 and Q4_0, Q4_1, Q8_0

@@ -90,6 +90,22 @@ def test_the_draft_is_measured_beside_a_target_at_work():
     assert costs.draft(8) == pytest.approx(0.008)
 
 
+class Quickening(Draft):
+    """Its first four calls fall into a quick minute, as do those after the seventh."""
+
+    calls = 0
+
+    def measure(self, sizes, threads, before=lambda: None):
+        self.calls += 1
+        quick = 0.5 if self.calls <= 4 or self.calls > 7 else 1.0
+        return {size: quick * seconds for size, seconds in super().measure(sizes, threads, before).items()}
+
+
+def test_a_quick_minute_does_not_choose_the_drafts_threads():
+    target = Target()
+    assert measure(target, Quickening(target), cores=17).threads == 6
+
+
 class Steady(Target):
     """Quicker when all forwards have sixteen rows."""
 

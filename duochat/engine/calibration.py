@@ -29,7 +29,7 @@ GPU_WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 LONG = 1536  # tokens of context, the longer one of two
 SLOW = 0.03  # seconds of a forward
 USUAL = 4  # nodes of a draft's batch, by which its threads are chosen: one node has less to divide among them
-TURNS = 3  # of the target with one number of threads and another
+TURNS = 3  # of a lane with one number of threads and another
 CONTEXT = 128  # tokens, or a third of a shorter context
 ROUNDS = 40
 MOST_READ = 1 << 28  # bytes: more than caches hold
@@ -96,7 +96,7 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
         return Costs(forwards, Curve({1: forwards(1)}))
     fill, filled = _filled(target, forwards)
     with beside(lambda: target.measure((1,), MEASURED)):
-        sweep = {n: draft.measure((USUAL,), n)[USUAL] for n in thread_counts(cores)}
+        sweep = _sweep(draft, thread_counts(cores))
         best = fewest(sweep)
         batches = draft.measure((1, 2, 4, 8), best)
         reading = fewest(draft.measure_reading(n for n in sweep if n >= best))
@@ -104,6 +104,13 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     made = partial(Costs, threads=best, reading=reading, sweep=sweep)
     drafting = made(filled, Curve(dict(batches)), fill=fill) if fill else None
     return made(forwards, Curve(batches), at_once=drafting)
+
+
+def _sweep(draft: Drafter, counts: Iterable[int], **how: Callable[[], object]) -> dict[int, float]:
+    """Seconds of a usual batch by threads. They take turns: between them is to be chosen, and a machine has quick
+    minutes and slow ones."""
+    turns = [{n: draft.measure((USUAL,), n, **how)[USUAL] for n in counts} for _ in range(TURNS)]
+    return {n: min(turn[n] for turn in turns) for n in turns[0]}
 
 
 def _filled(target: Target, natural: Curve) -> tuple[int, Curve]:
@@ -139,7 +146,7 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
     read = displacing(target.describe().get("target_weight_bytes", 0))
-    sweep = {n: draft.measure((USUAL,), n, before=read)[USUAL] for n in {*thread_counts(cores), cores}}
+    sweep = _sweep(draft, {*thread_counts(cores), cores}, before=read)
     few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
     others = max(1, min(most, cores - few))
 

@@ -14,6 +14,7 @@ from duochat.engine.lanes import Candidates
 from duochat.engine.rounds import Batch, Round
 from duochat.engine.schedules import Best, Schedule
 from duochat.engine.tree import Acceptance, Tree
+from duochat.engine.watch import Watch
 
 
 class Target:
@@ -198,9 +199,9 @@ def test_drafting_forwards_that_are_slower_do_not_raise_the_baseline():
     """Caches that the draft has filled are no fault of plain decoding; a machine that becomes slower is."""
     costs = Costs.of({1: 5e-3}, {1: 1e-3})
 
-    def told(seconds, rounds, drafted=()):
+    def told(seconds, rounds, drafted=(), **more):
         for i in range(rounds):
-            costs.observe(replace(a_round(i, batches=drafted), ended=i - 0.01 + seconds))
+            costs.observe(replace(a_round(i, batches=drafted, **more), ended=i - 0.01 + seconds))
         return costs.plain
 
     assert told(6e-3, 20) == pytest.approx(6e-3)
@@ -208,6 +209,7 @@ def test_drafting_forwards_that_are_slower_do_not_raise_the_baseline():
     assert told(9e-3, 20, beside) == pytest.approx(6e-3)
     assert told(18e-3, 20, beside) == pytest.approx(12e-3)
     assert told(7e-3, 20) == pytest.approx(7e-3)
+    assert told(7e-3, 16, beside, speculation="paused") == pytest.approx(7e-3), "looked at beside plain forwards"
     assert told(9e-3, 20, beside) == pytest.approx(7e-3)
 
 
@@ -310,6 +312,15 @@ def test_a_draft_with_cores_of_its_own_is_looked_at_before_it_is_tried_again(sha
             assert ("would" in pays(costs, 1, 1, 1.0, chance).reason) == (chance == 0.05)
         else:
             assert ("gave" in pays(costs, 30, 1, 1.3, chance).reason) == (chance == 0.05)
+
+
+def test_a_plain_forward_is_no_measure_of_what_would_have_been_verified():
+    """The one that is under way when a draft is believed."""
+    watch = Watch(Costs.of({1: 1.0, 2: 1.05, 8: 1.3}, {1: 0.01}))
+    watch.observe(a_round(1.0), promised=2.5, rows=4)
+    assert not watch.window
+    watch.observe(a_round(2.0, pending=(1, 2, 3)), promised=2.5, rows=4)
+    assert watch.window
 
 
 def test_a_few_bad_rounds_are_no_reason_for_a_pause():

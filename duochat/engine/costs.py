@@ -228,7 +228,8 @@ class Costs:
         self.crew.observe(seconds / calibrated)
         beside = sum(max(0.0, min(b.ended, r.ended) - max(b.started, r.started)) for b in r.batches)
         ratio = (seconds - self.contention * beside) / calibrated
-        self._baseline.observe(ratio, drafting=bool(r.batches or r.pending))
+        looked_at = r.speculation == "paused" and not r.pending  # see `Watch`: the forward is a plain one
+        self._baseline.observe(ratio, drafting=bool(r.batches or r.pending) and not looked_at)
         self._baseline.forwards += 1
         if not r.batches and r.speculation != "off":  # lest a bad minute keep the draft from being tried
             self.draft.now.observe(1.0)

@@ -57,13 +57,13 @@ class Watch:
     def observe(self, r: Round, promised: float, rows: int) -> str:
         """Count a round; returns the reason while nothing is verified.
 
-        promised: tokens expected of a forward of so many rows. While the draft is looked at, no such forward runs.
+        promised: tokens expected of a forward of so many rows; one of a draft that is looked at does not run.
         """
         seconds = r.ended - (self.before if self.before is not None else r.started)
         self.before = r.ended
         if self.left:
             self._rest()
-        elif self.looking or (r.phase == "decode" and r.speculation == "on"):
+        elif self.looking or (r.phase == "decode" and r.speculation == "on" and rows == len(r.pending) + 1):
             self._count(len(r.tokens), promised, seconds, self.costs.target(rows))
             self._judge()
         return self.reason

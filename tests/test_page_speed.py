@@ -107,6 +107,21 @@ WATCH_KEYS = """() => {
 }"""
 
 
+WORK = """() => {
+  const took = [];
+  for (let turn = 0; turn < 60; turn++) {
+    const begun = performance.now(), seen = new Map();
+    let text = "";
+    for (let i = 0; i < 20000; i++) {
+      seen.set("k" + (i % 997), [i, { i }]);
+      text = (text + (i % 7)).slice(-500);
+    }
+    took.push(performance.now() - begun);
+  }
+  return took;
+}"""
+
+
 def script_times(trace: dict) -> list[float]:
     """Milliseconds of the processor for scripts, in each sixtieth of a second that had some, in the busiest thread."""
     threads: dict[tuple[int, int], list[dict]] = {}
@@ -141,8 +156,9 @@ def key_delays(page: Page, going_on: Callable[[int], bool]) -> list[float]:
 
 
 def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
-    """Of one frame in a hundred the scripts may take over 8 ms; of one key in a hundred the picture may come later
-    than in 50 ms, or in 1.6 times what it takes on this machine where nothing streams."""
+    """Of one frame in a hundred the scripts may take over 8 ms, or what such a turn of WORK takes on this machine, half
+    as long again as they do; of one key in a hundred the picture may come later than in 50 ms, or in 1.6 times what it
+    takes on this machine where nothing streams."""
     running = Server(tmp_path / "c.db", "--rate", "500").start()
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     try:
@@ -150,6 +166,7 @@ def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
         page.evaluate(WATCH_KEYS)
         resting = key_delays(page, lambda typed: typed < 50)
         page.locator(".dc-composer textarea").fill("")
+        work = page.evaluate(WORK)
         kinds = ["devtools.timeline", "v8.execute", "disabled-by-default-devtools.timeline"]
         browser.start_tracing(page=page, categories=kinds)
         send(page, "LONG")
@@ -161,10 +178,10 @@ def test_five_hundred_tokens_a_second(browser: Browser, tmp_path: Path) -> None:
         page.close()
         running.stop()
     told = {"tokens": shown, "keys": len(keys), "key_ms": late(keys), "resting_ms": late(resting)}
-    print(json.dumps(told | {"script_ms": round(late(scripts), 2)}))
+    print(json.dumps(told | {"script_ms": round(late(scripts), 2), "work_ms": round(late(work), 2)}))
     assert shown == 4000
     assert late(keys) <= max(50, 1.6 * late(resting))
-    assert late(scripts) <= 8
+    assert late(scripts) <= max(8, late(work))
 
 
 def test_showing_a_stream_costs_the_server_little(browser: Browser, tmp_path: Path) -> None:

@@ -106,10 +106,10 @@ def measure(target: Target, draft: Drafter | None, cores: int) -> Costs:
     return made(forwards, Curve(batches), at_once=drafting)
 
 
-def _sweep(draft: Drafter, counts: Iterable[int], **how: Callable[[], object]) -> dict[int, float]:
+def _sweep(draft: Drafter, counts: Iterable[int], before: Callable[[], object] = lambda: None) -> dict[int, float]:
     """Seconds of a usual batch by threads. They take turns: between them is to be chosen, and a machine has quick
     minutes and slow ones."""
-    turns = [{n: draft.measure((USUAL,), n, **how)[USUAL] for n in counts} for _ in range(TURNS)]
+    turns = [{n: draft.measure((USUAL,), n, before=before)[USUAL] for n in counts} for _ in range(TURNS)]
     return {n: min(turn[n] for turn in turns) for n in turns[0]}
 
 
@@ -146,7 +146,7 @@ def _shared(target: Target, draft: Drafter | None, cores: int) -> Costs:
     if draft is None:
         return Costs(forwards, Curve({1: forwards(1)}), shared=True, target_threads=most)
     read = displacing(target.describe().get("target_weight_bytes", 0))
-    sweep = _sweep(draft, {*thread_counts(cores), cores}, before=read)
+    sweep = _sweep(draft, {*thread_counts(cores), cores}, read)
     few = fewest({n: seconds for n, seconds in sweep.items() if n <= max(1, cores // 2)})
     others = max(1, min(most, cores - few))
 

@@ -86,11 +86,12 @@ class Watch:
 
     def _judge(self) -> None:
         lost, full, pays = self.forwards - self.tokens, len(self.window) == self.WINDOW, self.speedup > self.PAYS
-        if self.looking and full and pays:
+        vain = (full and not pays) if self.looking else lost >= self.LOSS or (full and lost > 0)
+        if vain:
+            self._pause()
+        elif full and pays and self.looking:
             self.looking, self.reason = False, ""
             self.window.clear()
-        elif full if self.looking else lost >= self.LOSS or (full and lost > 0):
-            self._pause()
         elif full and pays:
             self.pause = self.WINDOW
 

@@ -23,7 +23,7 @@ from duochat.models import gguf
 from duochat.models.trim import kept
 
 SOURCE = Path(__file__).with_name("native.c")
-IN_ORDER = ("-fno-tree-ter",)  # GCC would multiply ahead of the sums, and AVX2's sixteen registers hold half of that
+IN_ORDER = "-fno-tree-ter"  # GCC would multiply ahead of the sums, and AVX2's sixteen registers hold half of that
 GROUP = 16  # rows of a matrix, and cells, that are held together
 MOST = 8  # nodes of a pass
 NORMS, MATRICES = (0, 1), (2, 3, 8)  # tensor types: F32, F16 and Q4_0, Q4_1, Q8_0
@@ -52,7 +52,7 @@ class _Changes(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = kernels.library(SOURCE, *ORDERED, *IN_ORDER, "-pthread")
+    library = kernels.library(SOURCE, *ORDERED, IN_ORDER, "-pthread")
     if library is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int
         library.load.restype, library.path.restype = pointer, ctypes.c_char_p
